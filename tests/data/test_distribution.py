@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,15 +32,6 @@ def test_every_example_reaches_one_replica(strategy_of, replicas, count, autosha
         np.testing.assert_array_equal(np.concatenate(shares), order[8 * step : 8 * step + 8])
 
 
-def test_a_recipe_and_records_too(tmp_path, strategy_of):
-    strategy = strategy_of("mirrored", 2)
-    data.write_records(numbered(20), tmp_path, num_files=4)
-    for policy in ("file", "data"):
-        recipe = data.records(tmp_path, global_batch_size=8)
-        shares = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, autoshard=policy)]
-        np.testing.assert_array_equal(np.concatenate(shares), np.arange(20))
-
-
 @pytest.mark.parametrize("autoshard", ["auto", "file", "off"])  # with "data" each worker cuts its own rows
 def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
     workers = tf.distribute.MultiWorkerMirroredStrategy
@@ -54,10 +43,8 @@ def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
     assert policy == tf.data.experimental.AutoShardPolicy[autoshard.upper()]
 
 
-BOTH = itertools.product(("auto", "file"), (False, True))  # TensorFlow looks for files in the pipeline
-
-
-@pytest.mark.parametrize(("policy", "shuffle"), [*BOTH, ("data", True), ("off", False)])
+# TensorFlow looks for files in the pipeline
+@pytest.mark.parametrize(("policy", "shuffle"), [("auto", True), ("file", False), ("file", True), ("off", False)])
 def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     """The rewriting that a strategy of several workers applies, on one machine."""
     from tensorflow.python.data.experimental.ops import distribute as sharding  # no public name for it
@@ -67,7 +54,7 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
     dataset = data.records(tmp_path, global_batch_size=8, shuffle=shuffle).dataset().with_options(options)
     if policy == "file":  # never some of the files without a word
-        with pytest.raises(tf.errors.NotFoundError, match="unshardable source"):
+        with pytest.raises(tf.errors.NotFoundError, match="unshardable"):
             sharding._AutoShardDataset(dataset, 2, 0)
         return
     parts = [
@@ -81,21 +68,17 @@ def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
     assert sorted(parts[0] + parts[1]) == everything
 
 
-def test_a_dataset_of_a_recipe_of_files_cannot_be_divided_by_file(tmp_path):
-    data.write_records(numbered(24), tmp_path, num_files=4)
-    dataset = data.records(tmp_path, global_batch_size=8).dataset()
-    with pytest.raises(RecipeError, match=r"its files must not be divided. Give distribute the recipe itself"):
-        data.distribute(dataset, tf.distribute.get_strategy(), autoshard="file")
-
-
-def test_the_default_strategy_too_and_nonsense_is_refused():
+def test_the_default_strategy_too_and_nonsense_is_refused(tmp_path):
     strategy = tf.distribute.get_strategy()
     got = [x.numpy() for x, _ in data.distribute(data.batches(numbered(5), global_batch_size=2), strategy)]
     np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
-    with pytest.raises(RecipeError, match="autoshard='batch' was asked for; choose from 'auto', 'data', 'file', 'off'"):
+    with pytest.raises(RecipeError, match="autoshard='batch'"):
         data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
     with pytest.raises(RecipeError, match="found list"):
         data.distribute([1, 2], strategy)
+    files = data.records(data.write_records(numbered(24), tmp_path), global_batch_size=8).dataset()
+    with pytest.raises(RecipeError, match="Give distribute the recipe"):
+        data.distribute(files, strategy, autoshard="file")
 
 
 def test_any_epoch_of_a_recipe_from_any_batch_on(strategy_of):
@@ -104,5 +87,5 @@ def test_any_epoch_of_a_recipe_from_any_batch_on(strategy_of):
     found = [np.concatenate(local(strategy, x)) for x, _ in data.distribute(recipe, strategy, epoch=2, start=1)]
     for own, (x, _) in zip(found, recipe.dataset(2, 1), strict=True):
         np.testing.assert_array_equal(own, x)
-    with pytest.raises(RecipeError, match="but these are for recipes"):
+    with pytest.raises(RecipeError, match="for recipes"):
         data.distribute(recipe.dataset(), strategy, epoch=1)

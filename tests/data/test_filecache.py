@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mirrorkit import data, object_storage, subprocesses
+from mirrorkit import data, object_storage
 from mirrorkit.data import filecache
 from mirrorkit.data.remote_files import RemoteFile, matching, read
 from mirrorkit.errors import ArgumentError, DataError
@@ -24,25 +21,6 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip inst
 pytest.importorskip("fcntl", reason="this system has no file locks")
 
 CONTENT = bytes(range(1, 251)) * 4
-
-KILLED = """
-import sys, time, fsspec
-from mirrorkit.data.remote_files import matching, read
-
-def get_file(self, path, lpath, **options):
-    with open(lpath, "wb") as file:
-        file.truncate(1000)  # as s3fs does with large files
-        file.write(b"half")
-        file.flush()
-        print("half", flush=True)
-        time.sleep(600)
-
-fsspec.config.conf["filecache"] = {"cache_storage": sys.argv[1]}
-system = fsspec.filesystem("memory")
-system.pipe("/bucket/a", bytes(1000))
-type(system).get_file = get_file
-read(matching("filecache::memory://bucket/a")[0], 0, 10)
-"""
 
 
 def put(bucket: Any, content: bytes = CONTENT) -> RemoteFile:
@@ -98,7 +76,7 @@ def test_a_file_that_is_replaced_is_another_one(new, downloads, bucket):
     changed = put(bucket, new)
     assert read(old, 0, 10) == CONTENT[:10], "whose copy is still there"
     assert read(changed, 0, len(new)) == new
-    with pytest.raises(DataError, match=r"a was replaced while in use: found .* write the new ones"):
+    with pytest.raises(DataError, match="a was replaced while in use"):
         read(old, 0, 10)
     assert read(changed, 0, len(new)) == new
 
@@ -139,29 +117,11 @@ def test_threads_never_read_half_a_file(downloads, bucket):
     assert len(downloads) == 1
 
 
-@pytest.mark.slow
-def test_what_a_killed_download_leaves_is_never_read(downloads, bucket, tmp_path):
-    command = [sys.executable, "-c", KILLED, tmp_path / "filecache"]
-    file = put(bucket)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=subprocesses.with_mirrorkit(os.environ)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"half\n"
-        waiting = threading.Thread(target=read, args=(file, 0, 10))
-        waiting.start()
-        waiting.join(0.5)
-        assert waiting.is_alive(), "while the other process downloads"
-        process.send_signal(signal.SIGKILL)
-        waiting.join()
-    assert read(file, 0, 1000) == CONTENT
-    (left,) = [path for path in (tmp_path / "filecache").rglob("*") if path.is_file() and path.name != "cache"]
-    assert left == copy_of(file), "it was written over"
-
-
 def test_other_caches_and_other_uses_are_refused_by_name(bucket):
     for chain in ("simplecache", "blockcache", "filecache::simplecache"):
-        with pytest.raises(ArgumentError, match=r"only filecache:: is supported\. Write filecache::memory://bucket/a"):
+        with pytest.raises(ArgumentError, match="only filecache::"):
             data.records(f"{chain}::memory://bucket/a", global_batch_size=1)
-    with pytest.raises(ArgumentError, match=r"only data is read through a cache\. Write memory://bucket/runs"):
+    with pytest.raises(ArgumentError, match=r"only data .* memory://bucket/runs"):
         Checkpoints("filecache::memory://bucket/runs")
     with pytest.raises(ArgumentError, match="begins like an address"):
         data.records("filecache::s3:/bucket/set", global_batch_size=1)

@@ -20,9 +20,11 @@ GIF = base64.b64decode(
     "R0lGODdhAwACAIEAAP8AAAAAAAAAAAAAACwAAAAAAwACAAAIBgABCBwYEAAh+QQBAAABACwAAAAAAwACAIEA/wAAAAAAAAAAAAAIBgABCBwYEAA7"
 )
 OF_KERAS = ["bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5"]
+# each way with two of the interpolations, each of these in one way
 CASES = [
-    *((name, how) for name in [*OF_KERAS, "gaussian", "mitchellcubic"] for how in ("stretched", "pad_to_aspect_ratio")),
-    *((name, "crop_to_aspect_ratio") for name in OF_KERAS),  # with which Keras crops
+    *(("bilinear", how) for how in ("stretched", "pad_to_aspect_ratio", "crop_to_aspect_ratio")),
+    *(("nearest", how) for how in ("pad_to_aspect_ratio", "crop_to_aspect_ratio")),
+    *((name, "stretched") for name in [*OF_KERAS[2:], "gaussian", "mitchellcubic"]),
 ]
 
 
@@ -105,7 +107,7 @@ def reduced(path, ratio, channels=3):
     return tf.io.decode_jpeg(tf.io.read_file(str(path)), channels, ratio)
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 8])
+@pytest.mark.parametrize("most", [2, 8])
 def test_a_jpeg_is_decoded_at_the_largest_ratio_at_which_it_is_large_enough(tmp_path, most):
     """At a ratio a height or width is divided and rounded up."""
     sizes = {(96, 80): 8, (95, 79): 8, (89, 73): 8, (88, 200): 4, (47, 79): 4, (24, 20): 2, (23, 20): 2, (22, 90): 1}
@@ -138,11 +140,11 @@ def test_other_files_are_decoded_whole(folder, tmp_path):
     assert changed == [str(place / name) for name in ("a/1.jpg", "a/5.jpg", "a/zz.png")]
 
 
-@pytest.mark.parametrize("length", [3, 100, 0.9])
-def test_a_reduced_jpeg_that_is_cut_short_is_named(tmp_path, length):
+@pytest.mark.parametrize("left", [0.01, 0.9])
+def test_a_reduced_jpeg_that_is_cut_short_is_named(tmp_path, left):
     (path,) = write_jpegs(tmp_path, [(96, 80)])
     content = path.read_bytes()
-    path.write_bytes(content[: int(length * len(content)) if length < 1 else length])
+    path.write_bytes(content[: int(left * len(content))])
     recipe = data.image_folder(tmp_path, image_size=(12, 10), global_batch_size=1, max_jpeg_ratio=8)
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         list(recipe.dataset())

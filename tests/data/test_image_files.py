@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,17 @@ NAMES = [f"{'abc'[label]}/{i:02}.png" for i, label in enumerate(LABELS)]
 FORM = {"image_size": (6, 5), "global_batch_size": 4}
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder, IMAGES, NAMES)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path):
-    write_images(tmp_path, IMAGES, NAMES)
-    return tmp_path
+def own_folder(folder, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(folder, tmp_path / "images"))
 
 
 def damage(folder: Path, *places: int) -> list[str]:
@@ -38,11 +46,10 @@ def damage(folder: Path, *places: int) -> list[str]:
     "options",
     [
         {},
-        {"shuffle": True, "seed": 3},
-        {"shuffle": True, "augment": [data.augment.flip(), data.augment.pad_and_crop(1)], "one_hot": True},
+        {"shuffle": True, "seed": 3, "augment": [data.augment.flip()], "one_hot": True},
         {"shuffle": True, "drop_remainder": True, "map": lambda x, y: (255 - x, y)},
     ],
-    ids=["as they lie", "shuffled", "augmented", "mapped"],
+    ids=["as they lie", "augmented", "mapped"],
 )
 def test_it_gives_what_batches_gives_of_the_decoded_images(folder, options):
     files = data.image_folder(folder, **FORM, **options)
@@ -51,12 +58,10 @@ def test_it_gives_what_batches_gives_of_the_decoded_images(folder, options):
     assert files.element_spec == memory.element_spec
     np.testing.assert_array_equal(files.order(2), memory.order(2))
     whole = collect(memory.dataset(2))
-    for start in range(files.steps_per_epoch + 1) if options == {} else (0, 5):
-        assert_same(collect(files.dataset(2, start)), whole[start:])
-    assert_same(collect(files.epochs(2)), collect(memory.epochs(2)))
-    for workers, each in ((1, 2), (2, 1), (3, 1)) if "augment" in options or options == {} else ((3, 1),):
-        whole = assert_workers_read_the_same(files, 1, 3, workers, each)
-    assert_same(whole, collect(memory.dataset(1, 3)))
+    start = 5 if options else 0
+    assert_same(collect(files.dataset(2, start)), whole[start:])
+    if "augment" in options:
+        assert_same(assert_workers_read_the_same(files, 1, 3, 3, 1), collect(memory.dataset(1, 3)))
 
 
 def test_class_folders_are_the_classes(folder):
@@ -73,20 +78,20 @@ def test_labels_of_a_list_of_files(folder):
     paths = [folder / name for name in NAMES]
     targets = np.random.default_rng(1).normal(size=(31, 2)).astype(np.float32)
     rows = targets.tolist()  # a list of lists, as of one-hot rows
-    for labels, number in ((list(LABELS), 3), (targets, None), (rows, None), ({"a": targets, "b": LABELS}, None)):
+    assert data.image_folder(paths, labels=list(LABELS), **FORM).num_classes == 3
+    for labels in (rows, {"a": targets, "b": LABELS}):
         recipe = data.image_folder(paths, labels=labels, **FORM, shuffle=True, seed=1)
         memory = data.batches(data.arrays(IMAGES, labels), global_batch_size=4, shuffle=True, seed=1)
-        assert recipe.num_classes == number
+        assert recipe.num_classes is None
         assert_same(collect(recipe.dataset(1)), collect(memory.dataset(1)))
     named = data.image_folder(paths, labels=LABELS, class_names=list("wxyz"), **FORM, one_hot=True)
     assert next(iter(named.dataset()))[1].shape == (4, 4)
 
 
 def test_images_without_labels(folder):
-    for path in (folder, [folder / name for name in NAMES]):
-        recipe = data.image_folder(path, labels=None, **FORM)
-        assert (recipe.labels, recipe.num_classes, recipe.class_names) == (None, None, None)
-        assert_same([joined(collect(recipe.dataset()))], [(IMAGES,)])
+    recipe = data.image_folder(folder, labels=None, **FORM)
+    assert (recipe.labels, recipe.num_classes, recipe.class_names) == (None, None, None)
+    assert_same([joined(collect(recipe.dataset()))], [(IMAGES,)])
 
 
 def test_the_subsets_share_no_file_whatever_the_seed(folder):
@@ -114,26 +119,21 @@ def test_a_file_that_does_not_suit_the_color_mode_is_not_corrupt(tmp_path):
     assert told.startswith(f"{tmp_path}/a/0.jpg is whole, but cannot be decoded with this color_mode: ")
 
 
-@pytest.mark.parametrize("place", [0, 13, 30])
-def test_a_corrupt_file_is_named(folder, place):
-    (path,) = damage(folder, place)
-    recipe = data.image_folder(folder, **FORM)
-    read = iter(recipe.dataset())
-    for number in range(place // 4):
-        np.testing.assert_array_equal(next(read)[0], IMAGES[4 * number : 4 * number + 4])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=path):
-        next(read)
+def test_a_corrupt_file_is_named_when_its_batch_comes(own_folder):
+    """To the worker that reads it alone."""
+    (path,) = damage(own_folder, 4)
+    recipe = data.image_folder(own_folder, **FORM)
+    read, (own, other) = iter(recipe.dataset()), [iter(recipe.dataset(input_context=c)) for c in contexts(2)]
+    np.testing.assert_array_equal(next(read)[0], IMAGES[:4])
+    np.testing.assert_array_equal(next(own)[0], IMAGES[:2])
+    np.testing.assert_array_equal([next(other)[0], next(other)[0]], [IMAGES[2:4], IMAGES[6:8]])
+    for reader in (read, own):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=path):
+            next(reader)
 
 
-def test_a_corrupt_file_of_another_worker_does_no_harm(folder):
-    (path,) = damage(folder, 0)
-    own, other = (iter(data.image_folder(folder, **FORM).dataset(input_context=context)) for context in contexts(2))
-    np.testing.assert_array_equal(next(other)[0], IMAGES[2:4])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=path):
-        next(own)
-
-
-def test_corrupt_files_are_left_out_where_that_is_asked_for(folder, caplog):
+def test_corrupt_files_are_left_out_where_that_is_asked_for(own_folder, caplog):
+    folder = own_folder
     paths = damage(folder, 0, 13, 30)
     with caplog.at_level(logging.WARNING, "mirrorkit"):
         recipe = data.image_folder(folder, **FORM, shuffle=True, skip_corrupt=True)
@@ -143,18 +143,17 @@ def test_corrupt_files_are_left_out_where_that_is_asked_for(folder, caplog):
     whole = [i for i in range(31) if i not in (0, 13, 30)]
     memory = data.batches(data.arrays(IMAGES[whole], LABELS[whole]), global_batch_size=4, shuffle=True)
     assert_same(collect(recipe.dataset(1)), collect(memory.dataset(1)))
-    assert_workers_read_the_same(recipe, 1, 2, 3, 1)
     caplog.clear()
     assert data.image_folder([folder / NAMES[1]], labels=[0], **FORM, skip_corrupt=True).skipped == ()
     assert not caplog.records
-    with pytest.raises(DataError, match="None of 3 files can be decoded"):
+    with pytest.raises(DataError, match="None of 3 files"):
         data.image_folder(paths, labels=None, **FORM, skip_corrupt=True)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_worker_opens_the_files_of_its_rows_from_start_on_alone(folder, shuffle):
+def test_a_worker_opens_the_files_of_its_rows_from_start_on_alone(own_folder):
     """The other files are missing: whoever opened one would fail."""
-    recipe = data.image_folder(folder, **FORM, shuffle=shuffle, seed=5)
+    folder = own_folder
+    recipe = data.image_folder(folder, **FORM, shuffle=True, seed=5)
     whole = collect(recipe.dataset(1, 2))
     _, own = contexts(2)
     needed = {int(place) for step in range(2, 8) for place in recipe.order(1)[4 * step : 4 * step + 4][2:]}
@@ -185,24 +184,24 @@ def test_what_workers_compare(folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"labels": "folder"}, '"inferred", None or an array, found'),
-        ({"labels": LABELS}, "labels were given for a folder"),
-        ({"class_names": ["a", "b"]}, r"class_names=\['a', 'b'\] .* also has c"),
-        ({"class_names": "abc"}, "must be a list of names"),
-        ({"class_names": ["a"], "labels": None}, "class_names must be a list of names, for labels"),
-        ({"labels": None, "one_hot": True}, "one_hot=True needs class indices"),
+        ({"labels": "folder"}, '"inferred"'),
+        ({"labels": LABELS}, "labels .* a folder"),
+        ({"class_names": ["a", "b"]}, "also has c"),
+        ({"class_names": "abc"}, "class_names .* list"),
+        ({"class_names": ["a"], "labels": None}, "class_names .* labels"),
+        ({"labels": None, "one_hot": True}, "one_hot"),
         ({"validation_split": 0.2}, "belong together"),
         ({"subset": "training"}, "belong together"),
-        ({"validation_split": 1.5, "subset": "training"}, "between 0 and 1, found 1.5"),
-        ({"validation_split": 0.2, "subset": "test"}, "one of training, validation; found 'test'"),
-        ({"validation_split": 0.02, "subset": "validation"}, "of 31 images leaves none for validation"),
-        ({"image_size": 32}, r"\(height, width\) in pixels, found 32"),
-        ({"image_size": (32, 0)}, "from 1 on, found 0"),
-        ({"color_mode": "bgr"}, "one of grayscale, rgb, rgba; found 'bgr'"),
-        ({"interpolation": "cubic"}, "one of .*bicubic.*; found 'cubic'"),
+        ({"validation_split": 1.5, "subset": "training"}, r"validation_split.*1\.5"),
+        ({"validation_split": 0.2, "subset": "test"}, "found 'test'"),
+        ({"validation_split": 0.02, "subset": "validation"}, "31 images leaves none"),
+        ({"image_size": 32}, "width.* found 32"),
+        ({"image_size": (32, 0)}, "found 0"),
+        ({"color_mode": "bgr"}, "rgba; found 'bgr'"),
+        ({"interpolation": "cubic"}, "bicubic.*; found 'cubic'"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "not for both"),
-        ({"max_jpeg_ratio": 3}, "max_jpeg_ratio must be one of 1, 2, 4, 8; found 3"),
-        ({"max_jpeg_ratio": 2, "color_mode": "rgba"}, 'max_jpeg_ratio=2 and color_mode="rgba" exclude each other'),
+        ({"max_jpeg_ratio": 3}, "max_jpeg_ratio .* found 3"),
+        ({"max_jpeg_ratio": 2, "color_mode": "rgba"}, "max_jpeg_ratio=2 and color_mode="),
     ],
 )
 def test_bad_arguments_are_refused(folder, options, words):
@@ -213,12 +212,12 @@ def test_bad_arguments_are_refused(folder, options, words):
 def test_bad_lists_are_refused(folder):
     paths = [folder / name for name in NAMES]
     for path, options, words in (
-        ([], {"labels": []}, "empty list of files"),
-        (paths, {}, "list of files without labels"),
-        (paths, {"labels": LABELS[:30]}, "given 31 files, but labels holds 30"),
+        ([], {"labels": []}, "empty list"),
+        (paths, {}, "without labels"),
+        (paths, {"labels": LABELS[:30]}, "31 files.* holds 30"),
         (paths, {"labels": {"a": LABELS, "b": LABELS[:4]}}, r"labels\['b'\] holds 4"),
-        (paths, {"labels": [*"abc"] * 10}, "labels must hold numbers; found text, the first is a. Number"),
-        (paths, {"labels": LABELS, "class_names": ["a", "b"]}, r"must lie in 0 \.\. 1 for 2 classes"),
+        (paths, {"labels": [*"abc"] * 10}, "found text, the first is a"),
+        (paths, {"labels": LABELS, "class_names": ["a", "b"]}, r"0 \.\. 1 for 2 classes"),
     ):
         with pytest.raises(DataError, match=words):
             data.image_folder(path, **FORM, **options)

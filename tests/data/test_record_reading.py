@@ -18,8 +18,6 @@ from mirrorkit.data import own_rows
 from mirrorkit.data.record_streams import draw_streams
 from mirrorkit.errors import DataError, FileError
 
-AUGMENT = [data.augment.flip(), data.augment.pad_and_crop(1)]
-
 
 def number_of(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     number = tf.strings.to_number(serialized, tf.int64)
@@ -37,11 +35,10 @@ def write_numbers(folder, counts, compression: str = "") -> None:
         first += count
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that_is_shared(tmp_path, shuffle):
+def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that_is_shared(tmp_path):
     # 9 rows are 3 for each of 3 replicas and none for the fourth; 4 are one for each
     write_numbers(tmp_path, [2, 11], "")
-    recipe = data.records(tmp_path / "*", decode=number_of, global_batch_size=9, shuffle=shuffle)
+    recipe = data.records(tmp_path / "*", decode=number_of, global_batch_size=9, shuffle=True)
     assert_workers_read_the_same(recipe, 0, 0, 4, 1)
 
 
@@ -53,7 +50,7 @@ def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tm
     assert_same(assert_workers_read_the_same(recipe, 0, 37, 2, 1), batches[37:])  # in the second block of two
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     size=st.integers(1, 40),
@@ -89,17 +86,17 @@ def test_workers_together_read_what_one_process_reads(
     assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
 
 
-@pytest.mark.parametrize(("shuffle", "gzip", "workers", "each"), [(False, True, 2, 2), (True, False, 3, 1)])
-def test_so_they_do_with_written_sets_and_augmentation(tmp_path, shuffle, gzip, workers, each):
+def test_so_they_do_with_written_sets_and_augmentation(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (61, 4, 4, 3), dtype=np.uint8)
-    data.write_records(data.arrays(images, np.arange(61) % 5), tmp_path, num_files=3, gzip=gzip)
+    data.write_records(data.arrays(images, np.arange(61) % 5), tmp_path, num_files=3)
+    augment = [data.augment.pad_and_crop(1)]
     recipe = data.records(
-        tmp_path, global_batch_size=12, shuffle=shuffle, shuffle_buffer=20, augment=AUGMENT, one_hot=True
+        tmp_path, global_batch_size=12, shuffle=True, shuffle_buffer=20, augment=augment, one_hot=True
     )
-    assert_workers_read_the_same(recipe, 1, 2, workers, each)
+    assert_workers_read_the_same(recipe, 1, 2, 3, 1)
 
 
-@pytest.mark.parametrize(("shuffle", "gzip"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("shuffle", "gzip"), [(False, False), (True, True)])
 def test_each_worker_decodes_its_rows_alone(tmp_path, shuffle, gzip):
     write_numbers(tmp_path, [30, 17, 50, 9], "GZIP" if gzip else "")
     decoded: list[int] = []
@@ -161,7 +158,7 @@ def test_what_the_order_depends_on(tmp_path):
     first = order()
     keras.utils.set_random_seed(99)
     assert order() == first != sorted(first)
-    for change in ({"epoch": 2}, {"seed": 5}, {"size": 9}, {"buffer": 40}):
+    for change in ({"epoch": 2}, {"buffer": 40}):  # and as the streams, in test_record_streams.py
         assert order(**change) != first, change
 
 
@@ -205,35 +202,30 @@ def test_tensorflow_logs_nothing(tmp_path, capfd):
 def test_fewer_examples_than_was_said(tmp_path):
     write_numbers(tmp_path, [20, 20], "GZIP")
     recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 30], global_batch_size=8, shuffle=True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer examples than num_examples says"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer examples"):
         list(recipe.dataset())
     write_numbers(tmp_path / "plain", [20, 20])
     recipe = data.records(tmp_path / "plain", decode=number_of, num_examples=41, global_batch_size=8, shuffle=True)
-    with pytest.raises(DataError, match="the 2 files hold 40 examples"):
+    with pytest.raises(DataError, match="40 examples"):
         recipe.dataset()
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path, shuffle):
+def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path):
     write_numbers(tmp_path, [12])
     (context, _) = contexts(2)
 
     def shape(size, start=0, **options):
-        recipe = data.records(tmp_path, decode=number_of, global_batch_size=size, shuffle=shuffle, **options)
+        recipe = data.records(tmp_path, decode=number_of, global_batch_size=size, shuffle=True, **options)
         return recipe.dataset(0, start, input_context=context).element_spec[1].shape.as_list()
 
     assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux, which counts what a process reads")
-@pytest.mark.parametrize(
-    ("counts", "compression", "workers", "share"),
-    [([250] * 10, "GZIP", 4, 0.4), ([50, 100, 200, 400, 800, 950], "", 2, 0.55)],  # whole files of ten
-)
-def test_what_each_worker_reads(tmp_path, counts, compression, workers, share):
-    rng = np.random.default_rng(0)
+def test_what_each_worker_reads(tmp_path):
+    rng, counts = np.random.default_rng(0), [50, 100, 200, 400, 800, 950]
     for file, count in enumerate(counts):
-        with tf.io.TFRecordWriter(str(tmp_path / f"{file:03}.tfrecord"), compression) as writer:
+        with tf.io.TFRecordWriter(str(tmp_path / f"{file:03}.tfrecord")) as writer:
             for _ in range(count):
                 writer.write(rng.bytes(4000))
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
@@ -244,9 +236,9 @@ def test_what_each_worker_reads(tmp_path, counts, compression, workers, share):
     def read() -> int:
         return int(Path("/proc/self/io").read_text().split()[1])
 
-    for context in (contexts(workers)[0], contexts(workers)[-1]):
+    for context in contexts(2):
         dataset = recipe.dataset(3, input_context=context)
         before = read()
         for _ in dataset:
             pass
-        assert (read() - before) / size <= share
+        assert (read() - before) / size <= 0.55

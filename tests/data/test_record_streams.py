@@ -90,7 +90,7 @@ def test_part_of_a_stream():
     assert list(streams.part(0, 5, 5)) == []
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 108))
 @example([1, 3, 2], 2, 3)  # the file that has ended misses its turn
 def test_remaining_pieces_go_on_as_the_files_do(counts, together, skip):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recipe_helpers import assert_workers_read_the_same, contexts
 
@@ -28,30 +28,14 @@ def noisy(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) + tf.random.stateless_uniform(tf.shape(images), seed)
 
 
-AUGMENTATIONS = {
-    "none": (),
-    "built in": (data.augment.flip(), data.augment.pad_and_crop(2), data.augment.cutout(3)),
-    "a user's": (data.augment.flip(), noisy, data.augment.cutout(2)),
-}
-
-
-@pytest.mark.parametrize("augment", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
-@settings(max_examples=2, deadline=None)
-@given(
-    total=st.integers(24, 110),
-    size=st.integers(5, 24),
-    shuffle=st.booleans(),
-    drop=st.booleans(),
-    workers=st.integers(2, 4),
-    each=st.integers(1, 2),
-)
-def test_workers_together_read_what_one_process_reads(augment, total, size, shuffle, drop, workers, each):
+# of 53 examples the last batch has 5, which is less than the replicas
+@pytest.mark.parametrize(("augment", "shuffle", "workers", "each"), [("built in", False, 3, 1), ("own", True, 3, 2)])
+def test_workers_together_read_what_one_process_reads(augment, shuffle, workers, each):
     rng = np.random.default_rng(0)
-    split = data.arrays(rng.integers(0, 256, (total, 6, 6, 3), dtype=np.uint8), np.arange(total))
-    recipe = data.batches(
-        split, global_batch_size=size, shuffle=shuffle, seed=3, augment=augment, drop_remainder=drop, one_hot=False
-    )
-    assert_workers_read_the_same(recipe, 2, recipe.steps_per_epoch // 2, workers, each)
+    split = data.arrays(rng.integers(0, 256, (53, 6, 6, 3), dtype=np.uint8), np.arange(53))
+    augmentations = [data.augment.flip(), noisy if augment == "own" else data.augment.cutout(3)]
+    recipe = data.batches(split, global_batch_size=24, shuffle=shuffle, seed=3, augment=augmentations)
+    assert_workers_read_the_same(recipe, 2, 1, workers, each)
 
 
 def test_blocks_of_a_users_augmentation_have_the_same_seeds_on_every_worker():
