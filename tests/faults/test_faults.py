@@ -1,7 +1,7 @@
 """Rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them.
 
-tests/kills strikes workers whom the launcher starts again, and tests/train/parameter_server has the faults of parameter
-servers.
+tests/kills strikes workers whom the launcher starts again, tests/multiworker has workers that are lost without one, and
+tests/train/parameter_server has the faults of parameter servers.
 """
 
 from __future__ import annotations

@@ -39,14 +39,23 @@ class _Task:
 
 
 class _Placement:
-    """Calls a deed in each attempt when its tasks have started; `later` is the room after the attempt."""
+    """Calls a deed in each attempt when its tasks have started, and `again` with each that starts after that.
 
-    problem = ""
+    Attributes:
+        later: the room after the attempt.
+        servers: whether there are a chief, before the workers, and a parameter server after them.
+        widths: the number of workers in each attempt.
+        started: name and environment of each task.
+    """
+
+    problem, servers = "", False
 
     def __init__(self, events: queue.SimpleQueue, deeds: tuple[_Deed, ...], room: int, code: int) -> None:
         self._events, self._deeds, self._code = events, deeds, code
         self.room, self.later = room, None
         self.widths: list[int] = []
+        self.started: list[tuple[str, Mapping[str, str]]] = []
+        self.again: Callable[[_Task], None] = lambda task: None
 
     def has_room(self, number: int) -> None:
         self.room = number
@@ -66,12 +75,17 @@ class _Placement:
     def environments(self, width: int) -> dict[str, dict[str, str]]:
         self.widths.append(width)
         self._tasks: list[_Task] = []
-        return {f"worker {index}": {} for index in range(width)}
+        workers = [f"worker {index}" for index in range(width)]
+        self._names = ["chief", *workers, "ps 0"] if self.servers else workers
+        return {name: {"attempt": str(len(self.widths))} for name in self._names}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Callable[[str, Any], None]) -> _Task:
+        self.started.append((name, environment))
         self._tasks.append(_Task(tell, self._code))
-        if len(self._tasks) == self.widths[-1]:
+        if len(self._tasks) == len(self._names):
             self._deeds[len(self.widths) - 1](self, self._tasks)
+        elif len(self._tasks) > len(self._names):
+            self.again(self._tasks[-1])
         return self._tasks[-1]
 
 
@@ -198,3 +212,58 @@ def test_room_or_a_signal_that_comes_while_the_job_waits(capsys: Any) -> None:
     assert _run((1, 3), _well, room=0, wait=60, before=later) == (0, [2])
     assert "room for 0 workers, and the job needs 1: waiting up to 60 s" in capsys.readouterr().err
     assert _run((1, 3), room=0, wait=60, before=lambda its_job, _: its_job.events.put(signal.SIGTERM)) == (143, [])
+
+
+def _serves(its_job: Job, placement: _Placement) -> None:
+    placement.servers = True
+
+
+def _said(capsys: Any) -> list[str]:
+    return [line.removeprefix("launch | ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_with_ps_a_worker_that_fails_starts_again_alone_at_its_address(capsys: Any) -> None:
+    seen: list[_Placement] = []
+
+    def fails(place: _Placement, tasks: list[_Task]) -> None:
+        seen.append(place)
+        chief, _, other, _ = tasks
+
+        def again(task: _Task) -> None:
+            task.ends(7)
+            if len(place.started) == 6:  # no restart is left
+                chief.ends(0)
+
+        place.again = again
+        other.ends(7)
+
+    assert _run((2, 2), fails, max_restarts=2, before=_serves) == (0, [2])
+    ended = "worker 1 ended with exit code 7; the others go on"
+    assert _said(capsys) == [ended, "restart 1 of 2: worker 1", ended, "restart 2 of 2: worker 1", ended]
+    names = [name for name, _ in seen[0].started]
+    assert names == ["chief", "worker 0", "worker 1", "ps 0", "worker 1", "worker 1"]
+    assert seen[0].started[2] == seen[0].started[4] == seen[0].started[5]
+
+
+def test_with_ps_the_last_worker_that_fails_ends_the_job(capsys: Any) -> None:
+    def fails(place: _Placement, tasks: list[_Task]) -> None:
+        tasks[1].ends(8)
+        tasks[2].ends(9)
+
+    assert _run((2, 2), fails, before=_serves) == (9, [2])
+    said = ["worker 0 ended with exit code 8; the others go on", "worker 1 ended with exit code 9; ending the others"]
+    assert _said(capsys) == said
+
+
+@pytest.mark.parametrize(("place_of", "name"), [(0, "chief"), (2, "ps 0")])
+def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(
+    place_of: int, name: str, capsys: Any
+) -> None:
+    def fails(place: _Placement, tasks: list[_Task]) -> None:
+        tasks[place_of].ends(7)
+
+    def is_through(place: _Placement, tasks: list[_Task]) -> None:
+        tasks[0].ends(0)
+
+    assert _run((1, 1), fails, is_through, max_restarts=1, before=_serves) == (0, [1, 1])
+    assert _said(capsys) == [f"{name} ended with exit code 7; ending the others", "restart 1 of 1"]

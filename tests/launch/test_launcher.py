@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import re
@@ -110,78 +109,6 @@ def test_a_failed_job_starts_again_on_new_ports_until_it_is_through(script, caps
     assert len({line for line in out.splitlines() if line.startswith("worker 1 | ports")}) == 3
     assert launch(script("import sys; sys.exit(4)"), workers=1, max_restarts=1) == 4
     assert capsys.readouterr().err.count("restart") == 1
-
-
-# Every task adds a line to `starts`: its name, and the job's addresses. The chief waits until `enough` holds.
-SERVERS = """
-import json, os, sys, time
-config = json.loads(os.environ['TF_CONFIG'])
-me = config['task']['type'] + str(config['task']['index'])
-with open('starts', 'a') as file:
-    file.write(json.dumps([me, config['cluster']]) + '\\n')
-def starts(name):
-    return open('starts').read().count('"' + name + '"')
-def wait_until(condition):
-    while not condition():
-        time.sleep(0.02)
-"""
-
-
-@pytest.fixture
-def servers(script, tmp_path, monkeypatch, capsys):
-    """Run a script with parameter servers: the exit code, the launcher's lines, names and clusters of the starts."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(code: str, **options) -> tuple[int, list[str], list[str], set[str]]:
-        exit_code = launch(script(SERVERS + code), ps=1, **options)
-        starts = [json.loads(line) for line in (tmp_path / "starts").read_text().splitlines()]
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("launch | ")]
-        return exit_code, lines, sorted(name for name, _ in starts), {json.dumps(cluster) for _, cluster in starts}
-
-    return run
-
-
-def test_with_ps_a_worker_that_fails_starts_again_alone_at_its_address(servers):
-    code = (
-        "if me == 'worker1' and starts(me) < 3: wait_until(lambda: starts('ps0') and starts('worker0')); sys.exit(7)\n"
-    )
-    code += "if me == 'chief0': wait_until(lambda: starts('worker1') == 3)\n"
-    code += "else: time.sleep(300)"
-    exit_code, lines, starts, clusters = servers(code, workers=2, max_restarts=2)
-    assert exit_code == 0
-    assert lines == [
-        "launch | worker 1 ended with exit code 7; the others go on",
-        "launch | restart 1 of 2: worker 1",
-        "launch | worker 1 ended with exit code 7; the others go on",
-        "launch | restart 2 of 2: worker 1",
-    ]
-    assert starts == ["chief0", "ps0", "worker0", "worker1", "worker1", "worker1"]
-    assert len(clusters) == 1
-
-
-def test_with_ps_the_last_worker_that_fails_ends_the_job(servers):
-    code = "if me == 'worker1': wait_until(lambda: starts('worker0')); time.sleep(0.5)\n"
-    code += "sys.exit(8 + int(me[-1])) if me.startswith('worker') else time.sleep(300)"
-    exit_code, lines, _, _ = servers(code, workers=2)
-    assert exit_code == 9
-    assert lines == [
-        "launch | worker 0 ended with exit code 8; the others go on",
-        "launch | worker 1 ended with exit code 9; ending the others",
-    ]
-
-
-@pytest.mark.parametrize("name", ["ps", "chief"])
-def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(servers, name):
-    all_are_there = "wait_until(lambda: starts('chief0') and starts('worker0'))"  # the restart counts their starts
-    code = f"if me == '{name}0' and starts(me) == 1: {all_are_there}; sys.exit(7)\n"
-    code += "if me == 'chief0' and starts(me) == 2: wait_until(lambda: starts('worker0') == 2); sys.exit(0)\n"
-    code += "time.sleep(300)"
-    exit_code, lines, starts, clusters = servers(code, workers=1, max_restarts=1)
-    assert exit_code == 0
-    task = "ps 0" if name == "ps" else "chief"
-    assert lines == [f"launch | {task} ended with exit code 7; ending the others", "launch | restart 1 of 1"]
-    assert {starts.count(one) for one in ("chief0", "worker0")} == {2}
-    assert len(clusters) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
