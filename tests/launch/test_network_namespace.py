@@ -20,24 +20,15 @@ import pytest
 import mirrorkit as mk
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
-# Each task listens where TensorFlow's server would, connects to the other one, and stays until it may leave.
+# Each task meets the other one, listens where TensorFlow's server would, and stays until it may leave.
 LISTENS = """
 import json, os, pathlib, socket, time
-config = json.loads(os.environ['TF_CONFIG'])
-addresses, index = config['cluster']['worker'], config['task']['index']
-server = socket.create_server(('', int(addresses[index].split(':')[1])))
-def patiently(action):
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return action()
-        except OSError:
-            if time.monotonic() > deadline: raise
-            time.sleep(0.05)
-host, port = addresses[1 - index].split(':')
-patiently(lambda: socket.create_connection((host, int(port)), timeout=5)).close()
-pathlib.Path(f'reached-{index}').write_text(json.dumps(addresses))
-patiently(pathlib.Path('leave').read_text)
+from mirrorkit.cluster import detect, rendezvous
+cluster = detect()
+rendezvous.wait_for_all(cluster, timeout=30)
+server = socket.create_server(('', int(cluster.workers[cluster.task_index].split(':')[1])))
+pathlib.Path(f'reached-{cluster.task_index}').write_text(json.dumps(cluster.workers))
+while not os.path.exists('leave'): time.sleep(0.05)
 print('user', os.getuid(), [name for _, name in socket.if_nameindex()])
 """
 
