@@ -65,6 +65,7 @@ def test_a_keras_that_cannot_be_used_is_named(distribution, monkeypatch, variabl
     assert variable in keras.cure
 
 
+@pytest.mark.slow  # TensorFlow itself in a process of its own
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
 def test_a_gpu_that_is_wanted_and_not_there(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA X\n")
