@@ -125,19 +125,6 @@ class NoLength:
         return number
 
 
-class Group:
-    """As those of Zarr, whose brackets take names, without being a Mapping."""
-
-    def keys(self):
-        return iter(["images", "labels"])
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, name):
-        raise TypeError(f"path={name} is not a string")
-
-
 class Table(dict):
     """As those of pandas, whose brackets take labels."""
 
@@ -158,7 +145,6 @@ class Table(dict):
         ({"x": {}}, {}, r"\['x'\] is empty"),
         ({}, {}, "dict.*empty"),
         (np.array(3), {}, "single value"),
-        (Group(), {}, "Group.*take names"),
         (np.zeros((3, 2), np.longdouble), {}, f"Item 0 .*{LONG}"),
         ([(1, np.longdouble(2))], {}, rf"Item 0\[1\] .*{LONG}.*float64"),
         ([{"a": np.clongdouble(2)}], {}, r"Item 0\['a'\].*complex128"),
