@@ -1,0 +1,115 @@
+"""The slow tests ran whole not too long ago, and passed: the result of tests/release.sh is judged."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import release_result
+from release_result import CannotTellError, complaint
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_last_run_passed_and_is_not_too_old() -> None:
+    try:
+        found = complaint(ROOT)
+    except CannotTellError as error:
+        pytest.skip(str(error))
+    assert not found, found
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """A repository of one commit in `tmp_path`, in which a result may be three commits old."""
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
+    monkeypatch.setattr(release_result, "COMMITS", 3)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=one", "-c", "user.email=one@example.org", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    commit(git)
+    (tmp_path / "tests").mkdir()
+    return git
+
+
+def commit(git: Callable[..., str], number: int = 1) -> str:
+    for _ in range(number):
+        git("commit", "--allow-empty", "-m", "more")
+    return git("rev-parse", "HEAD")
+
+
+def put(folder: Path, of: str, exit_code: int = 0) -> None:
+    """Write the result of a run of two parts."""
+    parts = [{"name": "slow tests", "exit_code": exit_code}, {"name": "soak", "exit_code": 0}]
+    (folder / release_result.FILE).write_text(json.dumps(release_result.result(of, parts)))
+
+
+def test_how_old_it_may_be(git: Callable[..., str], tmp_path: Path) -> None:
+    put(tmp_path, commit(git))
+    git("add", ".")
+    commit(git, 3)
+    assert complaint(tmp_path) == ""
+    commit(git)
+    assert re.search(r"ran 4 commits ago, .* at most 3 are allowed. Run `bash tests/release.sh`", complaint(tmp_path))
+    put(tmp_path, commit(git))
+    assert complaint(tmp_path) == ""
+
+
+def test_a_failure_and_a_file_that_is_gone(git: Callable[..., str], tmp_path: Path) -> None:
+    with pytest.raises(CannotTellError, match=r"There is no .* yet"):
+        complaint(tmp_path)
+    put(tmp_path, commit(git), exit_code=1)
+    assert re.search("failed on .*, in: slow tests. Repair", complaint(tmp_path))
+    git("add", ".")
+    commit(git)
+    (tmp_path / release_result.FILE).unlink()
+    assert "is gone" in complaint(tmp_path)
+
+
+def test_a_commit_of_another_history(git: Callable[..., str], tmp_path: Path) -> None:
+    """It counts from the commit that brought the file."""
+    put(tmp_path, "0" * 40)
+    assert "is not in this history" in complaint(tmp_path)
+    git("add", ".")
+    commit(git, 4)
+    assert complaint(tmp_path) == ""
+    commit(git)
+    assert "ran 4 commits ago" in complaint(tmp_path)
+
+
+def test_where_there_is_no_history(git: Callable[..., str], tmp_path: Path) -> None:
+    put(tmp_path, commit(git))
+    git("add", ".")
+    commit(git)
+    shallow = tmp_path / "shallow"
+    git("clone", "--depth", "1", tmp_path.as_uri(), str(shallow))
+    with pytest.raises(CannotTellError, match="shallow"):
+        complaint(shallow)
+    shutil.rmtree(shallow / ".git")
+    with pytest.raises(CannotTellError, match="not a git repository"):
+        complaint(shallow)
+
+
+def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
+    outcomes = "<testcase/><testcase><failure/></testcase><testcase><skipped message='no Ray'/></testcase>"
+    (tmp_path / "slow tests.xml").write_text(f"<testsuite>{outcomes}</testsuite>")
+    (tmp_path / "parts").write_text("slow tests\t1\t61\nsoak\t0\t7\n")
+    parts = release_result.read_parts(tmp_path / "parts")
+    assert parts == [
+        {"name": "slow tests", "exit_code": 1, "seconds": 61, "passed": 1, "failed": 1, "skipped": 1},
+        {"name": "soak", "exit_code": 0, "seconds": 7},
+    ]
+    found = release_result.result("abc", parts)
+    assert not found["passed"]
+    assert release_result.result("abc", parts[1:])["passed"]
+    assert {*found["versions"]} == {"python", "tensorflow", "keras"}
+    assert found["machine"]["cores"] > 0
