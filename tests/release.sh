@@ -13,7 +13,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/parts.sh"
 result=tests/release-result.json
 shopt -s nullglob
-pythons=("${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3.??) # beside those on the path
+pythons=("${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3.1?) # beside those on the path
 
 unchanged() { # unchanged COMMIT
     [ -n "$1" ] && git diff --stat --exit-code "$1" -- . ":!$result" && return
