@@ -63,7 +63,7 @@ def test_callbacks_may_evaluate_and_predict(line: Any, recipe: Any) -> None:
     assert len(report.epochs) == 2
 
 
-@pytest.mark.parametrize("what", ["fit", "evaluate", "predict", "warm_up"])
+@pytest.mark.parametrize("what", ["fit", "predict"])
 def test_another_thread_is_refused_while_one_trains(what: str, line: Any, recipe: Any) -> None:
     found: list[str] = []
 
@@ -81,15 +81,6 @@ def test_another_thread_is_refused_while_one_trains(what: str, line: Any, recipe
     late.start()  # one after the other they may
     late.join()
     assert found[1] == "(60, 1)"
-
-
-def test_after_an_error_the_loop_is_free(line: Any, recipe: Any) -> None:
-    def fail() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        line.fit(recipe, callbacks=[Do(fail)], verbose=0)
-    assert len(line.fit(recipe, verbose=0).epochs) == 1
 
 
 FORK = """

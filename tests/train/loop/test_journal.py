@@ -71,12 +71,12 @@ def test_a_journal_that_cannot_be_written_is_no_error(make_loop: Any, path: Path
 
 
 def test_a_fit_without_checkpoints_is_refused(make_loop: Any, path: Path) -> None:
-    with pytest.raises(JobError, match=r"this fit keeps no checkpoints to go on from"):
+    with pytest.raises(JobError, match="no checkpoints"):
         _fit(make_loop, None)
     assert not path.exists()
 
 
 def test_a_global_batch_that_depends_on_the_number_of_workers_is_refused(make_loop: Any, path: Path) -> None:
     _fit(make_loop, path.parent / "saved")
-    with pytest.raises(JobError, match="global batches of 8 examples; found 16"):
+    with pytest.raises(JobError, match="8 examples; found 16"):
         _fit(make_loop, path.parent / "saved", epochs=2, batch=16)

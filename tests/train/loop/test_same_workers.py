@@ -48,10 +48,7 @@ def compare(*more: Any) -> None:
     ("values", "match"),
     [
         ([[KERNEL * np.float32(1 + 1e-6), SEED]], None),
-        (
-            [[KERNEL, SEED], [KERNEL + 1e-3, SEED + np.uint32(1)]],
-            "'kernel' has different values on worker 2 than on worker 0, worker 1",
-        ),
+        ([[KERNEL, SEED], [KERNEL + 1e-3, SEED + np.uint32(1)]], "'kernel' .*worker 2 than on worker 0, worker 1"),
         ([[KERNEL, SEED - np.array([1, 0], np.uint32)]], "'seed'"),
         ([[KERNEL * 2, SEED]] * 2, "on worker 0 than on worker 1, worker 2"),
     ],
@@ -68,9 +65,7 @@ def test_in_reproducible_mode_every_bit_counts(others, monkeypatch):
     others([KERNEL, SEED])
     compare()
     others([KERNEL * np.float32(1 + 1e-6), SEED])
-    with pytest.raises(
-        OutOfSyncError, match="'kernel' has different values on worker 1 than on worker 0, after epoch 3"
-    ):
+    with pytest.raises(OutOfSyncError, match=r"'kernel' .*after epoch 3"):
         compare()
 
 

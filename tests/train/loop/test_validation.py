@@ -83,14 +83,10 @@ def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, va
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"validation_freq": 2}, [2, 4, 7, 9, 10]),
-        ({"validate_every": 5}, [5, 10]),
+        ({"validation_freq": 2, "length": 3}, [2, 4, 7, 9, 10]),
         ({"validate_every": 5, "validation_freq": 2}, [10]),
         ({"validate_every": 9}, [5, 10]),
         ({"steps_per_epoch": 3}, [2, 3, 5, 6]),
-        ({"length": 1}, [2, 4, 5, 7, 9, 10]),
-        ({"length": 3}, [2, 4, 5, 7, 9, 10]),
-        ({"length": "auto"}, [2, 4, 5, 7, 9, 10]),
     ],
     ids=str,
 )
@@ -145,26 +141,32 @@ class Leave(C.Callback):  # type: ignore[name-defined, misc]
         """Nothing to save."""
 
 
-PLACES = {
-    "within the validation": ("on_test_batch_begin", 4, True),
-    "as it begins": ("on_test_begin", 7, True),
-    "after it": ("on_train_batch_end", 4, True),
-    "killed within it": ("on_test_batch_begin", 4, False),
-    "killed after it": ("on_train_batch_end", 7, False),
-    "in the step before it": ("on_train_batch_begin", 3, True),
+PLACES = {  # the hook, the steps that are done, whether it is told to leave or killed; after how many steps it saves
+    "within the validation": ("on_test_batch_begin", 4, True, "epoch"),
+    "as it begins": ("on_test_begin", 7, True, 1),
+    "after it": ("on_train_batch_end", 4, True, 2),
+    "killed within it": ("on_test_batch_begin", 4, False, 1),
+    "killed after it": ("on_train_batch_end", 7, False, "epoch"),
+    "in the step before it": ("on_train_batch_begin", 3, True, 2),
 }
 
 
+@pytest.fixture(scope="module")
+def unbroken() -> list[Any]:
+    """What two epochs come to, once they were trained: what was seen, the report and the weights."""
+    return []
+
+
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("every", [1, 2, "epoch"])
 def test_a_validation_is_neither_lost_nor_made_twice(
-    place: str, every: Any, line: Any, recipe: Any, validation: Any, tmp_path: Path
+    place: str, unbroken: list[Any], line: Any, recipe: Any, validation: Any, tmp_path: Path
 ) -> None:
-    hook, steps, sends = PLACES[place]
+    hook, steps, sends, every = PLACES[place]
     start = values_of(line)
-    expected, report, _ = _fit(line, recipe, validation, length=1)
-    weights = values_of(line)
-    set_values(line, start)
+    if not unbroken:
+        unbroken += [*_fit(line, recipe, validation, length=1)[:2], values_of(line)]
+        set_values(line, start)
+    expected, report, weights = unbroken
     saver, leave = mk.train.Checkpoints(tmp_path, every=every), Leave(hook, steps, sends=sends)
     with pytest.raises(SystemExit if sends else KeyError):
         _fit(line, recipe, validation, leave, saver, length=1)
@@ -185,8 +187,8 @@ def test_what_was_to_be_validated_on_may_be_gone(line: Any, recipe: Any, validat
 
 
 def test_arguments_that_cannot_be_are_refused(line: Any, recipe: Any, validation: Any) -> None:
-    with pytest.raises(StepError, match="validate_every=2 was asked for, but there is no validation_data"):
+    with pytest.raises(StepError, match="no validation_data"):
         _fit(line, recipe, None)
     for wrong in (0, -1, 1.5, "epoch", True):
-        with pytest.raises(StepError, match="validate_every must be a whole number from 1 on, or None"):
+        with pytest.raises(StepError, match="validate_every must be"):
             _fit(line, recipe, validation, validate_every=wrong)

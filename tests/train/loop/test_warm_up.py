@@ -13,7 +13,6 @@ from training_helpers import line_net, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -41,19 +40,6 @@ def _adam() -> Any:
     return keras.optimizers.Adam(0.05, use_ema=True)
 
 
-@pytest.fixture(params=[pytest.param("recipe", marks=pytest.mark.slow), "shuffled dataset"])
-def data(request: Any, numbers: Any) -> Any:
-    """A function that makes the data again, with the same seeds: batches of 14 with a smaller last one."""
-    if request.param == "recipe":
-        return lambda: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=14, shuffle=True, seed=4)
-
-    def make() -> tf.data.Dataset:
-        tf.random.set_seed(9)
-        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=3).batch(14)
-
-    return make
-
-
 def _draws() -> list[Any]:
     """What the random generators give next."""
     return [
@@ -78,11 +64,16 @@ def _assert_same(before: list[list[np.ndarray]], after: list[list[np.ndarray]]) 
 
 
 def test_everything_is_as_it_was_nothing_is_left_to_trace_and_training_gives_the_same_bits(
-    make_loop: Any, data: Any, copies: Any
+    make_loop: Any, numbers: Any, copies: Any
 ) -> None:
     """The order of the data and the masks of Dropout are in these bits too."""
-    options: dict[str, Any] = {"metrics": ["mae"], "steps_per_call": "auto"}
-    loop = make_loop(("mirrored", 2), _net, _adam, **options)
+
+    def data() -> tf.data.Dataset:
+        """Batches of 14 with a smaller last one; with the same seeds each time."""
+        tf.random.set_seed(9)
+        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=3).batch(14)
+
+    loop = make_loop(("mirrored", 2), _net, _adam, steps_per_call="auto")
     given, before = data(), copies(loop)
     assert all(len(values) == 2 for values in before)
     _seed_all()
@@ -98,14 +89,15 @@ def test_everything_is_as_it_was_nothing_is_left_to_trace_and_training_gives_the
 
     traces = Count.traces
     compiled = loop._passes.calls.traces
-    warmed_history = loop.fit(given, epochs=2, validation_data=given, verbose=0).history
+    warmed_report = loop.fit(given, epochs=2, validation_data=given, verbose=0)
+    assert "compilation included" not in warmed_report.summary()
     warmed = copies(loop)
     loop.evaluate(given)
     assert Count.traces == traces
     assert loop._passes.calls.traces == compiled
 
-    cold, given = make_loop(("mirrored", 2), _net, _adam, **options), data()
-    assert cold.fit(given, epochs=2, validation_data=given, verbose=0).history == warmed_history
+    cold, given = make_loop(("mirrored", 2), _net, _adam, steps_per_call="auto"), data()
+    assert cold.fit(given, epochs=2, validation_data=given, verbose=0).history == warmed_report.history
     _assert_same(copies(cold), warmed)
 
 
@@ -135,6 +127,7 @@ def test_tensorflows_global_generator_is_put_back(strategy_of: Any) -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow  # fast: mirrored ones, above
 def test_central_variables_are_put_back(make_loop: Any, numbers: Any, copies: Any) -> None:
     loop = make_loop(("central_storage", 2), line_net, _adam)
     before = copies(loop)
@@ -142,11 +135,10 @@ def test_central_variables_are_put_back(make_loop: Any, numbers: Any, copies: An
     _assert_same(before, copies(loop))
 
 
-# All in one update; a smaller last update whose last batch is smaller, that batch alone, whole batches alone, none.
-_FEW = [(20, 4), (28, 2), *(pytest.param(*few, marks=pytest.mark.slow) for few in [(20, 1), (24, 2), (24, 3)])]
-
-
-@pytest.mark.parametrize(("examples", "accumulate"), _FEW)
+# A last update whose last batch is smaller; all in one update; whole batches alone.
+@pytest.mark.parametrize(
+    ("examples", "accumulate"), [(28, 2), *(pytest.param(*few, marks=pytest.mark.slow) for few in [(20, 4), (24, 2)])]
+)
 def test_an_epoch_of_few_batches(examples: int, accumulate: int, make_loop: Any, numbers: Any, copies: Any) -> None:
     """Batches of 8, of which the last may be smaller, on the host and on the devices, where they train the same."""
     loop = make_loop(("mirrored", 2), line_net, accumulate=accumulate, steps_per_call="auto")
@@ -190,15 +182,6 @@ def test_class_weights_are_rehearsed_too(make_loop: Any, numbers: Any) -> None:
     assert loop._passes.calls.traces == compiled
 
 
-def test_the_report_counts_a_warm_first_call(make_loop: Any, numbers: Any) -> None:
-    data = plain_dataset(*numbers, batch=12)
-    loop = make_loop(("one_device", 1), lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), steps_per_call=5)
-    loop.warm_up(data)
-    report = loop.fit(data, verbose=0)
-    assert report.throughput.first_call_seconds < 5
-    assert "compilation included" not in report.summary()
-
-
 def test_images_of_unknown_size(make_loop: Any) -> None:
     def net() -> Any:
         return keras.Sequential([keras.Input((None, None, 1)), L.GlobalAveragePooling2D(), L.Dense(1)])
@@ -235,22 +218,6 @@ def test_endless_data_can_be_rehearsed(line: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, batch=12).repeat()
     line.warm_up(data)
     assert line.fit(data, steps_per_epoch=3, verbose=0).epochs[0].steps == 3
-
-
-def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any, numbers: Any) -> None:
-    class Bare:
-        def build(self, strategy: Any) -> None:
-            self.update_ = mk.train.Update(strategy, [], lambda sums, values: ([], {"loss": tf.reduce_sum(sums)}))
-
-        def compute(self, batch: Any) -> Any:
-            return tf.reduce_sum(batch[0])
-
-        def update(self, strategy: Any, sums: Any) -> Any:
-            return self.update_(sums)
-
-    loop = mk.train.Loop(strategy_of("mirrored", 2), Bare())
-    with pytest.raises(StepError, match=r"Bare does not say what it changes.*variables"):
-        loop.warm_up(plain_dataset(*numbers, batch=12))
 
 
 @pytest.mark.slow
