@@ -24,65 +24,39 @@ def _net() -> Any:
 
 @pytest.fixture
 def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
-    """`train(where, jit_compile=, map=, **Step's options)`: weights and history.
+    """`train(jit_compile=, **Step's options)`: weights and history.
 
     58 examples in batches of 12: the last has 10, a size that XLA does not know.
     """
     rng = np.random.default_rng(0)
     split = mk.data.arrays(rng.normal(size=(58, 4)).astype("float32"), rng.integers(0, 5, 58))
 
-    def run(where: tuple[str, int], *, jit_compile: bool, map: Any = None, **options: Any) -> list[np.ndarray]:
-        strategy = strategy_of(*where)
+    def run(*, jit_compile: bool, **options: Any) -> list[np.ndarray]:
+        strategy = strategy_of("one_device", 1)
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model, optimizer = _net(), keras.optimizers.SGD(0.1, momentum=0.9)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], jit_compile=jit_compile, **options)
         loop = mk.train.Loop(strategy, step, steps_per_call=3)
-        data = mk.data.resident(split, global_batch_size=12, shuffle=True, seed=3, map=map)
-        validation = {"validation_data": data} if map is None else {}
-        history = loop.fit(data, epochs=2, **validation, verbose=0).history
+        data = mk.data.resident(split, global_batch_size=12, shuffle=True, seed=3)
+        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
         return [*model.get_weights(), *history.values()]
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("where", "options"),
+    "options",
     [
-        (("one_device", 1), {}),
-        pytest.param(
-            ("central_storage", 1),
-            {"accumulate": 2, "clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"},
-            marks=pytest.mark.slow,
-        ),
+        {},
+        pytest.param({"accumulate": 2, "clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"}, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=["plain", "with options"],
 )
-def test_a_compiled_call_trains_as_any_other(train: Any, where: Any, options: Any) -> None:
-    plain, compiled = (train(where, jit_compile=jit_compile, **options) for jit_compile in (False, True))
+def test_a_compiled_call_trains_as_any_other(train: Any, options: Any) -> None:
+    plain, compiled = (train(jit_compile=jit_compile, **options) for jit_compile in (False, True))
     assert largest_difference(plain, compiled) < 1e-5  # measured: 3.2e-7
-
-
-def _through_text(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return x, tf.strings.to_number(tf.strings.as_string(y), tf.int64)
-
-
-def _of_a_size_among_the_values(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return x + 0 * tf.cast(tf.size(tf.range(y[0])), tf.float32), y
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (_through_text, "AsString"),
-        pytest.param(_of_a_size_among_the_values, "must be a compile-time constant", marks=pytest.mark.slow),
-    ],
-)
-def test_what_xla_cannot_compile_is_named(train: Any, function: Any, said: str) -> None:
-    train(("one_device", 1), jit_compile=False, map=function)
-    with pytest.raises(StepError, match=f"XLA cannot compile this loop.s calls: .*{said}.*jit_compile=False"):
-        train(("one_device", 1), jit_compile=True, map=function)
 
 
 def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:
@@ -94,7 +68,7 @@ def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:
     data = mk.data.arrays(np.ones((24, 4), "int64"), np.ones((24, 1), "float32"))
     recipe = mk.data.resident(data, global_batch_size=12)
     make_loop(("one_device", 1), net).fit(recipe, verbose=0)
-    with pytest.raises(StepError, match=r"XLA cannot compile this loop.s calls: .*jit_compile=False"):
+    with pytest.raises(StepError, match=r"XLA cannot compile .*jit_compile=False"):
         make_loop(("one_device", 1), net, jit_compile=True).fit(recipe, verbose=0)
 
 
@@ -108,10 +82,11 @@ class Repeated(L.Layer):
 def test_a_loop_without_a_bound_is_named(make_loop: Any, kind: Any) -> None:
     loop = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1), Repeated()), jit_compile=True)
     recipe = kind(mk.data.arrays(np.ones((24, 4), "float32"), np.ones((24, 1))), global_batch_size=12)
-    with pytest.raises(StepError, match=r"this loop's calls: .*fixed tensor list size.*jit_compile=False"):
+    with pytest.raises(StepError, match=r"fixed tensor list size.*jit_compile=False"):
         loop.fit(recipe, verbose=0)
 
 
+@pytest.mark.slow  # fast: what the search finds, in tests/checks
 def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
     """A label out of range: an error without XLA, NaN with it."""
 
@@ -120,14 +95,12 @@ def test_nan_watch_names_what_only_xla_accepts(make_loop: Any) -> None:
 
     loop = make_loop(("one_device", 1), _net, loss=loss, jit_compile=True)
     data = mk.data.arrays(np.ones((24, 4), "float32"), np.full(24, 7))
-    with pytest.raises(
-        NonFiniteLossError, match=r"The search layer by layer raised an error in batch 0: .*label value of 7"
-    ):
+    with pytest.raises(NonFiniteLossError, match=r"error in batch 0: .*label value of 7"):
         loop.fit(mk.data.resident(data, global_batch_size=12), callbacks=[mk.checks.NanWatch()], verbose=0)
 
 
 def test_other_values_are_refused(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"jit_compile must be .*; found 'yes'"):
+    with pytest.raises(StepError, match="found 'yes'"):
         make_loop(("one_device", 1), _net, jit_compile="yes")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 from training_helpers import largest_difference, sequential
 
 import mirrorkit as mk
@@ -95,11 +96,6 @@ def test_asked_for_on_several_the_steps(strategy_of: Any, resident: Any, compile
     assert "many" not in compiled
 
 
-def test_not_on_several(strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None) -> None:
-    trained(strategy_of("mirrored", 2), net(), resident)
-    assert compiled == []
-
-
 def test_a_step_without_it_has_whole_calls_without_it(
     strategy_of: Any, resident: Any, compiled: list[str], on_gpu: None
 ) -> None:
@@ -150,33 +146,54 @@ class OfItsOwn(L.Layer):
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
-        (lambda: L.Dropout(0.5, seed=1), "XLA would draw other random numbers"),
         (Categorical, "XLA would draw other random numbers"),
         (Text, "XLA cannot compile it: .*(AsString|StringToNumber)"),
         (Table, "XLA knows no resources but variables"),
         (Asserting, "XLA would not check what .*small"),
         (OfASizeAmongTheValues, "XLA cannot compile it: .*compile-time constant"),
-        (OfItsOwn, "Keras says that it is not for of_its_own"),
     ],
-    ids=["draws", "categories", "strings", "table", "asserts", "sizes", "supports_jit"],
+    ids=["categories", "strings", "table", "asserts", "sizes"],
 )
-def test_it_is_left_off_where_results_would_differ_or_it_cannot(
-    strategy_of: Any,
-    resident: Any,
-    caplog: pytest.LogCaptureFixture,
-    compiled: list[str],
-    request: pytest.FixtureRequest,
-    layer: Callable[[], Any],
-    why: str,
+def test_what_it_does_not_take(layer: Callable[[], Any], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = net(layer)()
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        assert not xla.takes(model, tf.TensorSpec([12, 4]))
+    assert re.search(f"leaves XLA off on this GPU: {why}", caplog.text)
+
+
+def test_where_results_would_differ_a_loop_trains_without_it(
+    strategy_of: Any, resident: Any, caplog: Any, compiled: list[str], request: pytest.FixtureRequest
 ) -> None:
-    strategy = strategy_of("one_device", 1)
-    plain = trained(strategy, net(layer), resident, validate=False)
+    strategy, make = strategy_of("one_device", 1), net(lambda: L.Dropout(0.5, seed=1))
+    plain = trained(strategy, make, resident, validate=False)
     request.getfixturevalue("on_gpu")
     with caplog.at_level(logging.INFO, "mirrorkit"):
-        found = trained(strategy, net(layer), resident, validate=False)
-    assert any(re.search(f"leaves XLA off on this GPU: {why}", message) for message in caplog.messages)
+        found = trained(strategy, make, resident, validate=False)
+    assert "leaves XLA off on this GPU: XLA would draw other random numbers" in caplog.text
     assert compiled == []
     assert largest_difference(plain, found) == 0
+
+
+def test_where_it_is_not_the_default(strategy_of: Any, on_gpu: None) -> None:
+    assert xla.is_one_gpu(strategy_of("one_device", 1))
+    assert not xla.is_one_gpu(strategy_of("mirrored", 2))
+    assert xla.unsupported([L.Dense(1)]) is None
+    assert "not for of_its_own" in str(xla.unsupported([L.Dense(1), OfItsOwn()]))
+    config.enable_op_determinism()
+    try:
+        assert "deterministic" in str(xla.unsupported([L.Dense(1)]))
+    finally:
+        config.disable_op_determinism()
+
+
+def test_where_xla_does_not_work(monkeypatch: Any, caplog: Any) -> None:
+    xla._broken.cache_clear()
+    monkeypatch.setattr(tf.math, "tanh", lambda x: 1 / 0)
+    try:
+        assert not xla.takes(lambda x: 2 * x, tf.TensorSpec([3]))
+    finally:
+        xla._broken.cache_clear()
+    assert "XLA does not work on" in caplog.text
 
 
 def test_drawn_pictures_are_drawn_without_it(strategy_of: Any, compiled: list[str], on_gpu: None) -> None:
@@ -216,22 +233,3 @@ def test_an_evaluation_that_draws_nothing_is_compiled(
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).evaluate(resident)
     assert {"many", "shard_totals"} <= set(compiled)
-
-
-def test_where_xla_does_not_work(strategy_of: Any, resident: Any, monkeypatch: Any, caplog: Any, on_gpu: None) -> None:
-    xla._broken.cache_clear()
-    monkeypatch.setattr(tf.math, "tanh", lambda x: 1 / 0)
-    try:
-        with caplog.at_level(logging.INFO, "mirrorkit"):
-            trained(strategy_of("one_device", 1), lambda: sequential((4,), L.Dense(5)), resident)
-    finally:
-        xla._broken.cache_clear()
-    assert "XLA does not work on" in caplog.text
-
-
-def test_determinism_leaves_it_off() -> None:
-    code = (
-        "import tensorflow as tf; from mirrorkit.train.reduce import xla; assert xla.unsupported([]) is None\n"
-        "tf.config.experimental.enable_op_determinism(); print(xla.unsupported([]))"
-    )
-    assert mk.testing.run_in_fresh_process(code).stdout.split()[-1] == "deterministic"

@@ -22,24 +22,12 @@ def pictures() -> mk.data.Recipe:
 
 
 @pytest.fixture(scope="session")
-def run_on(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.train.Loop]:
-    """`run_on(where)`: a loop that draws random numbers, keeps statistics and has slots; compiled once per strategy.
-
-    Take `as_new` of it first.
-    """
-    made: dict[tuple[str, int], mk.train.Loop] = {}
-
-    def get(where: tuple[str, int]) -> mk.train.Loop:
-        if where not in made:
-            strategy = strategy_of(*where)
-            keras.utils.set_random_seed(0)
-            with strategy.scope():
-                model, optimizer = net(), keras.optimizers.Adam(0.01)
-            step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
-            made[where] = mk.train.Loop(strategy, step, steps_per_call=3)
-        return made[where]
-
-    return get
+def _drawing_loop(strategy_of: Callable[..., Any]) -> mk.train.Loop:
+    strategy = strategy_of("mirrored", 2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = net(), keras.optimizers.Adam(0.01)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=3)
 
 
 @pytest.fixture
@@ -49,9 +37,9 @@ def fresh(line: Any, as_new: Any) -> Any:
 
 
 @pytest.fixture
-def loop(run_on: Any, as_new: Any) -> mk.train.Loop:
-    """The run on two replicas, as new."""
-    return as_new(run_on(("mirrored", 2)))
+def loop(_drawing_loop: Any, as_new: Any) -> mk.train.Loop:
+    """A loop on two replicas that draws random numbers, keeps statistics and has slots; compiled once, as new."""
+    return as_new(_drawing_loop)
 
 
 @pytest.fixture(scope="session")

@@ -82,18 +82,6 @@ def test_no_attribute_of_a_users_callback_is_in_the_file(fresh: Any, recipe: Any
     assert [(one.levelno, one.message) for one in told] == [(logging.WARNING, _told("Counts", "seen", "api_key"))]
 
 
-def test_who_says_that_there_is_nothing_to_save_is_not_named(caplog: Any) -> None:
-    class Silent(Counts):
-        def get_state(self) -> None:
-            """Nothing."""
-
-    one, unchanged = Silent(), Counts()
-    states = _states(one, unchanged)
-    one.on_epoch_begin(0)
-    assert _read(states) == []
-    assert not caplog.records
-
-
 def test_a_collection_is_named_when_it_has_grown(caplog: Any) -> None:
     class Recent(Counts):
         recent: Any = None
@@ -148,17 +136,6 @@ def test_of_a_class_derived_from_keras_the_part_of_keras_is_saved_and_the_rest_n
     assert [record.message for record in caplog.records] == [_told("Patient", "losses")]
     _states(other).restore(found)
     assert (other.wait, other.losses) == (2, [])
-
-
-def test_a_class_that_only_has_the_name_of_keras_is_the_users(caplog: Any) -> None:
-    class EarlyStopping(Counts):
-        best = 1
-
-    one = EarlyStopping()
-    states = _states(one)
-    one.best = 2
-    assert _read(states) == []
-    assert [record.message for record in caplog.records] == [_told("EarlyStopping", "best")]
 
 
 def test_a_best_value_that_is_a_tensor_ends_no_training(caplog: Any) -> None:
@@ -217,19 +194,19 @@ def test_a_callback_that_cannot_take_its_state_is_named() -> None:
         def set_state(self, state: Any) -> None:
             raise KeyError(0)
 
-    with pytest.raises(CheckpointError, match=r"callback Picky cannot restore .*: KeyError: 0"):
+    with pytest.raises(CheckpointError, match=r"Picky .*KeyError: 0"):
         _states(Picky()).restore([("Picky", "state", 1)])
 
 
 def test_a_state_that_cannot_be_saved_or_given_back_is_refused_at_the_beginning() -> None:
-    with pytest.raises(CheckpointError, match=r"get_state of the callback Asked .* holds a builtins.set\. It may hold"):
+    with pytest.raises(CheckpointError, match=r"Asked .*builtins\.set"):
         _states(Asked({1, 2}))
 
     class OneWay(C.Callback):  # type: ignore[name-defined, misc]
         def get_state(self) -> int:
             return 1
 
-    with pytest.raises(CheckpointError, match="OneWay has get_state but no set_state"):
+    with pytest.raises(CheckpointError, match=r"OneWay .*set_state"):
         _states(OneWay())
 
 

@@ -1,4 +1,4 @@
-"""The file of a checkpoint: exact values of every dtype, whole or not there, and every damage found."""
+"""The file of a checkpoint: exact values of every dtype, whole or not there; damage: test_fuzzed_checkpoints.py."""
 
 from __future__ import annotations
 
@@ -60,23 +60,6 @@ def test_numpy_alone_reads_it(path: Path) -> None:
         np.testing.assert_array_equal(file["0"], VALUES[0])
 
 
-def test_no_changed_byte_passes_for_another_value(path: Path) -> None:
-    """Either the damage is found, or the byte held nothing that matters (a date in the zip directory, say)."""
-    whole = path.read_bytes()
-    places = range(0, len(whole), 3)
-    found = 0
-    for place in places:
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
-        try:
-            about, values = checkpoint_file.read(path)
-        except checkpoint_file.DamagedError:
-            found += 1
-        else:
-            assert about == {"format": 2, **ABOUT}
-            assert same(values, VALUES)
-    assert found > len(places) / 2
-
-
 def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(path: Path) -> None:
     """zipfile compares the checksum of an entry where it ends, as the directory says."""
     value = np.arange(10_000, dtype="int64")
@@ -89,16 +72,8 @@ def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(pa
         whole[at + size] += 1
     whole[whole.index(value.tobytes())] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(checkpoint_file.DamagedError, match=r"Bad CRC-32 for file .0\.npy"):
+    with pytest.raises(checkpoint_file.DamagedError, match="CRC-32"):
         checkpoint_file.read(path)
-
-
-def test_a_file_cut_off_anywhere_is_damaged(path: Path) -> None:
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 13):
-        path.write_bytes(whole[:length])
-        with pytest.raises(checkpoint_file.DamagedError, match="cannot be read"):
-            checkpoint_file.read(path)
 
 
 @pytest.mark.parametrize("content", ["text", "other npz", "object array", "folder"])
@@ -119,9 +94,7 @@ def test_something_else_of_that_name_is_damaged(content: str, path: Path) -> Non
 def test_a_file_of_another_step_than_its_name_says_is_damaged(path: Path) -> None:
     other = checkpoint_file.path_of(path.parent, 20)
     other.write_bytes(path.read_bytes())
-    with pytest.raises(
-        checkpoint_file.DamagedError, match=r"20\.npz .*made after 12 steps, which its name does not say"
-    ):
+    with pytest.raises(checkpoint_file.DamagedError, match=r"20\.npz .*after 12 steps"):
         checkpoint_file.read(other)
 
 
@@ -130,7 +103,7 @@ def test_a_newer_format_is_not_damage(save: Callable[..., None], path: Path) -> 
     about = np.frombuffer(json.dumps({"format": 3}).encode(), np.uint8)
     with path.open("wb") as file:
         save(file, about=about, values=np.zeros(10_000))
-    with pytest.raises(CheckpointError, match=r"format 3.*up to 2.*Update mirrorkit") as error:
+    with pytest.raises(CheckpointError, match=r"format 3.*up to 2") as error:
         checkpoint_file.read(path)
     assert not isinstance(error.value, checkpoint_file.DamagedError)
 

@@ -1,17 +1,16 @@
-"""The callback: when it saves and what it keeps, damaged and foreign checkpoints."""
+"""The callback: when it saves and what it keeps, and checkpoints of another model."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, names, saved_at, spoil
-from training_helpers import line_net, sequential, set_values, values_of
+from checkpoint_helpers import bits, names, saved_at, spoil
+from training_helpers import line_net, sequential, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -28,10 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.mark.parametrize(
     ("every", "keep", "expected"),
-    [
-        *(("epoch", 3, (10, 15, 20)), (7, 99, (7, 14, 20)), (1, 2, (19, 20))),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("epoch", 1, (20,)), (99, 3, (20,)))),
-    ],
+    [("epoch", 3, (10, 15, 20)), (7, 99, (7, 14, 20)), (1, 2, (19, 20))],
 )
 def test_it_saves_when_asked_and_keeps_the_newest(
     every: Any, keep: int, expected: Any, fresh: Any, recipe: Any, tmp_path: Path
@@ -41,20 +37,11 @@ def test_it_saves_when_asked_and_keeps_the_newest(
     assert names(folder) == saved_at(*expected)
 
 
-def test_it_saves_what_the_callbacks_after_it_did(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    saver = mk.train.Checkpoints(tmp_path, keep=9)
-    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
-    with pytest.raises(Interrupted):
-        fresh.fit(recipe, epochs=3, callbacks=[saver, plateau, Interrupt(12)], verbose=0)
-    fresh.restore(tmp_path)
-    assert float(fresh.step.optimizer.learning_rate.numpy()) == pytest.approx(0.025)
-    assert fresh.position.history["learning_rate"] == pytest.approx([0.05, 0.05])
-
-
 def test_training_does_not_wait_for_the_disk_but_the_next_save_does(
     fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, events = threading.Event(), []
+    """And what is written are the values of its step, though training has gone on."""
+    go_on, events, seen = threading.Event(), [], {}
     write = checkpoint_file.write
 
     def slow(path: Path, *args: Any) -> None:
@@ -67,6 +54,7 @@ def test_training_does_not_wait_for_the_disk_but_the_next_save_does(
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             events.append(f"batch {batch}")
+            seen[batch + 1] = values_of(loop)
             if batch == 3:  # at whose end the next save is due
                 threading.Timer(0.5, go_on.set).start()
 
@@ -75,27 +63,6 @@ def test_training_does_not_wait_for_the_disk_but_the_next_save_does(
     assert events[:5] == ["batch 0", "batch 1", "batch 2", "batch 3", "written 2"]
     assert set(events[5:]) == {"batch 4", "written 4", "written 5"}
     assert events[-1] == "written 5"  # at the end of the training all is written
-
-
-def test_the_values_are_those_of_their_step_though_training_goes_on(
-    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[int, list[np.ndarray]] = {}
-    go_on, write = threading.Event(), checkpoint_file.write
-
-    def late(path: Path, *args: Any) -> None:
-        go_on.wait(20)
-        write(path, *args)
-
-    class Watch(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen[batch + 1] = values_of(loop)
-            if batch == 3:
-                go_on.set()
-
-    monkeypatch.setattr(checkpoint_file, "write", late)
-    loop = mk.train.Loop(fresh.strategy, fresh.step, steps_per_call=1)
-    loop.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path, every=2, keep=9), Watch()], verbose=0)
     for step in (2, 4):
         _, values = checkpoint_file.read(checkpoint_file.path_of(tmp_path, step))
         for value, expected in zip(values, seen[step], strict=True):
@@ -116,78 +83,15 @@ def test_only_the_chief_of_a_cluster_writes_and_every_worker_restores(
     assert names(tmp_path) == files
 
 
-def test_what_a_killed_writer_left_is_cleaned_up(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    (tmp_path / "step-0000000003.npz.tmp").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("mine")
-    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert names(tmp_path) == ["notes.txt", *saved_at(5)]
+# --- checkpoints of another model
 
 
-# --- damaged and foreign checkpoints
-
-
-def _one_bit(whole: bytes) -> bytes:
-    place = whole.index(b"PK\1\2") - 1  # of the last value, before the zip directory
-    return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
-
-
-DAMAGE = {
-    "empty": lambda whole: b"",
-    "cut off": lambda whole: whole[: len(whole) // 2],
-    "one bit": _one_bit,
-    "noise": lambda whole: bytes(255 - byte for byte in whole),
-}
-
-
-def test_a_damaged_newest_one_is_named_and_the_one_before_it_used(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    start = values_of(fresh)
-    history = fresh.fit(recipe, epochs=4, verbose=0).history
-    expected = bits(fresh)
-    set_values(fresh, start)
-    break_off(fresh, recipe, mk.train.Checkpoints(tmp_path / "whole"), at=17, epochs=4)
-    for kind, damage in DAMAGE.items():
-        folder = tmp_path / kind
-        shutil.copytree(tmp_path / "whole", folder)
-        newest = folder / saved_at(15)[0]
-        newest.write_bytes(damage(newest.read_bytes()))
-        saver = mk.train.Checkpoints(folder)
-        with pytest.warns(
-            UserWarning, match=rf"Damaged checkpoint, the one before it is used: {newest} cannot be read: \w+"
-        ):
-            report = fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)
-        assert len(report.epochs) == 2
-        assert report.history == history
-        assert bits(fresh) == expected, kind
-        spoil(fresh)
-        fresh.fit(recipe, epochs=4, callbacks=[saver], verbose=0)  # and no warning: the checkpoint was written again
-        assert bits(fresh) == expected, kind
-
-
-def test_when_none_is_whole_nothing_is_touched(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes()[:-100])
-    before, files = bits(fresh), names(tmp_path)
-    with pytest.raises(CheckpointError, match=r"(?s)No checkpoint in .* is whole: .*0010.*0005.*another folder"):
-        fresh.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert bits(fresh) == before
-    assert names(tmp_path) == files
+def _two(names: str) -> Any:
+    return sequential((4,), *(L.Dense(4, name=name, use_bias=False) for name in names))
 
 
 def _other_width() -> Any:
     return sequential((4,), L.Dense(2, name="line"), L.Dense(1))
-
-
-def _other_order() -> Any:
-    inputs = keras.Input((4,))
-    second, first = L.Dense(4, name="b", use_bias=False), L.Dense(4, name="a", use_bias=False)
-    return keras.Model(inputs, first(second(inputs)))
-
-
-def _one_order() -> Any:
-    inputs = keras.Input((4,))
-    first, second = L.Dense(4, name="a", use_bias=False), L.Dense(4, name="b", use_bias=False)
-    return keras.Model(inputs, second(first(inputs)))
 
 
 @pytest.mark.parametrize(
@@ -215,20 +119,12 @@ def _one_order() -> Any:
             ],
         ),
         (
-            (line_net, keras.optimizers.SGD),
-            (lambda: sequential((4,), L.Dense(1, name="line", dtype="bfloat16")), keras.optimizers.SGD),
-            [
-                r"  other shape or dtype: \S+/bias float32 \[1\] in the checkpoint, \S+/bias bfloat16 \[1\] here",
-                r"  other shape or dtype: \S+/kernel float32 .* in the checkpoint, \S+/kernel bfloat16 .* here",
-            ],
-        ),
-        (
-            (_one_order, keras.optimizers.SGD),
-            (_other_order, keras.optimizers.SGD),
+            (lambda: _two("ab"), keras.optimizers.SGD),
+            (lambda: _two("ba"), keras.optimizers.SGD),
             ["  the same variables, but in another order"],
         ),
     ],
-    ids=["shapes", "optimizer", "dtype", "order"],
+    ids=["shapes", "optimizer", "order"],
 )
 def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
     saved: Any, present: Any, lines: list[str], make_loop: Any, recipe: Any, tmp_path: Path
@@ -255,14 +151,12 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(
     ("options", "message"),
     [
         ({"keep": 0}, "keep must be .* found 0"),
-        ({"every": 0}, "every must be .* found 0"),
         ({"every": "step"}, "found 'step'"),
-        ({"folder": "nowhere://runs"}, "nowhere://runs cannot be opened: Protocol not known"),
-        ({"folder": None}, "path of a folder, found None"),
-        ({"folder": ""}, "path of a folder, found ''"),
-        ({"folder": "a\0b"}, "no path holds a NUL byte"),
-        ({"exit_code": 300}, "from 0 to 255, found 300"),
-        ({"exit_code": "75"}, "from 0 to 255, found '75'"),
+        ({"folder": "nowhere://runs"}, "nowhere://runs .*Protocol not known"),
+        ({"folder": None}, "found None"),
+        ({"folder": ""}, "found ''"),
+        ({"folder": "a\0b"}, "NUL byte"),
+        ({"exit_code": 300}, "found 300"),
     ],
 )
 def test_options_that_mean_nothing(options: Any, message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""3,000 ways to damage a checkpoint: a named error, or the true values."""
+"""1,000 ways to damage a checkpoint: a named error, or the true values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_damage(tmp_path: Path) -> None:
     checkpoint_file.write(path, VALUES, ABOUT)
     whole, rng, found = path.read_bytes(), random.Random(0), Counter[str]()
     assert checkpoint_file.read(path, WANTED)[0] == ABOUT
-    for _ in range(3_000):
+    for _ in range(1_000):
         path.write_bytes(of_bytes(rng, whole))
         try:
             about, values = checkpoint_file.read(path, WANTED)
@@ -65,5 +65,5 @@ def test_damage(tmp_path: Path) -> None:
                 (v.dtype, v.shape, v.tobytes()) for v in VALUES
             ]
             found["read"] += 1
-    assert found["DamagedError"] > 2500
-    assert found["read"] > 30  # what changes nothing that matters, a date in the zip directory, say
+    assert found["DamagedError"] > 800
+    assert found["read"] > 10  # what changes nothing that matters, a date in the zip directory, say

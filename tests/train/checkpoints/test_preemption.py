@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from training_helpers import line_net, set_values, values_of
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.loop import callbacks as loop_callbacks
-from mirrorkit.train.loop import finite as loop_finite
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -136,35 +134,6 @@ def test_outside_of_the_main_thread_it_saves_and_leaves_signals_alone(fresh: Any
     thread.start()
     thread.join()
     assert names(tmp_path) == saved_at(5)
-
-
-def test_workers_tell_each_other_once_after_each_call(
-    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether to stop, to look at the variables or to leave travels in one message."""
-    told: list[str] = []
-
-    class Calls(keras.callbacks.Callback):  # type: ignore[name-defined]
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            told.append("call")
-
-    def count(module: Any) -> None:
-        real = module.of_all_workers
-
-        def of_all_workers(strategy: Any, value: float) -> list[float]:
-            told.append("message")
-            return list(real(strategy, value))
-
-        monkeypatch.setattr(module, "of_all_workers", of_all_workers)
-
-    for name, module in list(sys.modules.items()):
-        # Whether the variables are finite is asked now and then, by the clock.
-        if name.startswith("mirrorkit.train") and hasattr(module, "of_all_workers") and module is not loop_finite:
-            count(module)
-    fresh.fit(recipe, epochs=1, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=99), Calls()])
-    first, calls = told.index("call"), told.count("call")
-    assert calls > 1
-    assert told[first : first + 2 * calls] == ["call", "message"] * calls
 
 
 def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_helpers import bits, check_resumed
+from checkpoint_helpers import check_resumed
 from table_helpers import SIZE, UNEVEN, WIDTH, batches, net, words
 
 import mirrorkit as mk
@@ -21,13 +21,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mar
 
 @pytest.mark.parametrize(
     ("optimizer", "how"),
-    [(o.Adagrad, True), (o.Adam, "lazy"), pytest.param(o.Adam, True, marks=pytest.mark.slow)],
+    [(o.Adagrad, True), pytest.param(o.Adam, "lazy", marks=pytest.mark.slow)],
 )
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     optimizer: Any, how: Any, make_loop: Any, tmp_path: Path, assert_replicas_equal: Any
 ) -> None:
     loop = make_loop(("mirrored", 3), net, lambda: optimizer(0.05), sparse_embeddings=how, steps_per_call=1)
-    check_resumed(loop, batches(*words(UNEVEN)), tmp_path, every=2, at=(3, 7), epochs=2)
+    check_resumed(loop, batches(*words(UNEVEN)), tmp_path, every=2, at=[7], epochs=2)
     assert_replicas_equal(loop)
 
 
@@ -41,20 +41,3 @@ def test_replicas_on_cpus_share_what_is_restored(make_loop: Any, tmp_path: Path)
     assert len(of_table) == 2
     for pair in of_table:
         assert np.shares_memory(*[np.asarray(tf.convert_to_tensor(copy)) for copy in pair])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [True, False])
-def test_a_run_goes_on_the_other_way(first: bool, make_loop: Any, tmp_path: Path) -> None:
-    """On one replica, where both ways have the same bits."""
-    data = batches(*words(UNEVEN))
-
-    def made(how: bool) -> Any:
-        return make_loop(("one_device", 1), net, lambda: o.Adagrad(0.05), sparse_embeddings=how)
-
-    one, other, unbroken = made(first), made(not first), made(first)
-    unbroken.fit(data, epochs=2, verbose=0)
-    one.fit(data, epochs=1, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
-    other.fit(data, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
-    assert bits(other) == bits(unbroken)
-    assert bits(other) != bits(one)

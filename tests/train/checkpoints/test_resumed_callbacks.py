@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 from pathlib import Path
@@ -97,31 +96,13 @@ def test_a_run_broken_off_at_ten_places_decides_as_a_whole_one(whole: Any, tmp_p
         assert found[what] == expected[what], what
 
 
+@pytest.mark.slow  # the control of the test above
 def test_without_their_state_callbacks_decide_otherwise(
     whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CallbackStates, "restore", lambda self, states: None)
     found, expected = _broken_off(whole, tmp_path, [(2, At("on_train_batch_end", 33))]), whole[-1]
     assert {what for what in expected if found[what] != expected[what]} >= {"history", "remembered", "files", "scalars"}
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_again_and_again_decides_as_a_whole_one(run_python: Any, tmp_path: Path) -> None:
-    script = Path(run.__file__)
-    for name, kills in (("whole", []), ("killed", [4, 11, 20, 31, 43])):
-        folder = tmp_path / name
-        folder.mkdir()
-        for at in kills:
-            assert (
-                run_python(script, env={"RUN_IN": str(folder), "KILL_AT": str(at)}, check=False).returncode
-                == -signal.SIGKILL
-            )
-        run_python(script, env={"RUN_IN": str(folder)})
-    found, expected = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("killed", "whole"))
-    for what in expected.keys() - {"scalars"}:
-        assert found[what] == expected[what], what
-    # TensorBoard writes now and then; what it had in memory is gone
-    assert found["scalars"].items() <= expected["scalars"].items()
 
 
 class StopAt(C.Callback):  # type: ignore[name-defined, misc]
@@ -148,9 +129,9 @@ class StopAt(C.Callback):  # type: ignore[name-defined, misc]
 
 
 @pytest.mark.parametrize(
-    ("hook", "steps"), [("on_epoch_end", 10), ("on_train_batch_end", 8), ("on_train_batch_end", 10)]
+    ("hook", "steps", "every"),
+    [("on_epoch_end", 10, 2), ("on_train_batch_end", 8, "epoch"), ("on_train_batch_end", 10, 2)],
 )
-@pytest.mark.parametrize("every", [2, "epoch"])
 def test_a_decision_to_stop_is_kept(
     hook: str, steps: int, every: Any, fresh: Any, recipe: Any, tmp_path: Path, caplog: Any
 ) -> None:

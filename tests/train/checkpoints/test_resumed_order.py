@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,23 @@ from mirrorkit.train.input import input as inputs
 
 
 def test_within_an_epoch_the_order_of_the_examples_must_stay(
-    make_loop: Any, numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
-    loop = make_loop(("one_device", 1), line_net)
-    break_off(loop, data, mk.train.Checkpoints(tmp_path / "within", every=2), at=3, epochs=2)
-    break_off(loop, data, mk.train.Checkpoints(tmp_path / "end", every="epoch"), at=7, epochs=2)
+    break_off(line, recipe, mk.train.Checkpoints(tmp_path / "within", every=2), at=3, epochs=2)
+    break_off(line, recipe, mk.train.Checkpoints(tmp_path / "end", every="epoch"), at=7, epochs=2)
     monkeypatch.setattr(mk.data.Batches, "order_version", 7)
-    with pytest.raises(CheckpointError, match=r"after 2 batches of epoch 0 .* version 1 of the order .* version 7"):
-        loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "within")], verbose=0)
-    report = loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "end")], verbose=0)
+    with pytest.raises(CheckpointError, match=r"after 2 batches of epoch 0 .* version 1 .* version 7"):
+        line.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "within")], verbose=0)
+    report = line.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "end")], verbose=0)
     assert len(report.history["loss"]) == 2
 
 
-def test_a_position_that_does_not_say_its_order_is_of_the_first_version() -> None:
-    values = {name: value for name, value in Position(order_version=2).as_json().items() if name != "order_version"}
-    assert Position.from_json(values).order_version == 1
-    assert Position.from_json(Position(order_version=2).as_json()).order_version == 2
+@pytest.mark.parametrize(("name", "otherwise"), [("order_version", 1), ("order_workers", None)])
+def test_a_position_that_does_not_say_what_its_order_depends_on(name: str, otherwise: int | None) -> None:
+    values = Position(**{name: 2}).as_json()
+    assert getattr(Position.from_json(values), name) == 2
+    del values[name]
+    assert getattr(Position.from_json(values), name) == otherwise
 
 
 def of_own_function(numbers: Any) -> mk.data.Recipe:
@@ -60,7 +59,7 @@ def test_within_an_epoch_the_number_of_workers_must_stay_where_batches_depend_on
 
     for began in (2, 3):
         on = f"on {began} workers"
-        with pytest.raises(CheckpointError, match=f"after 2 batches of epoch 0 .*{on}; found 1.*Finish the epoch {on}"):
+        with pytest.raises(CheckpointError, match=f"after 2 batches of epoch 0 .*{on}; found 1"):
             go_on(2, began)
     go_on(2, 1)
     go_on(2, None)  # a checkpoint that does not say
@@ -84,12 +83,6 @@ def test_the_number_of_workers_that_an_order_depends_on(
     assert found(plain_dataset(*numbers, batch=12)) is None
 
 
-def test_a_position_that_does_not_say_the_number_of_workers() -> None:
-    values = {name: value for name, value in Position(order_workers=2).as_json().items() if name != "order_workers"}
-    assert Position.from_json(values).order_workers is None
-    assert Position.from_json(Position(order_workers=2).as_json()).order_workers == 2
-
-
 def _shorter(numbers: Any, count: int) -> Any:
     return mk.data.arrays(*(part[:count] for part in numbers))
 
@@ -107,7 +100,7 @@ def test_data_that_grew_within_an_epoch_is_refused_and_welcome_after_it(
         break_off(line, data(36), mk.train.Checkpoints(tmp_path / str(every), every=every), at=at, epochs=2)
     found = ("36 examples; found 60", "3 batches .*; found 5")[kind == "dataset"]
     for every in (2, 3):
-        with pytest.raises(CheckpointError, match=f"after {every} batches of epoch 0 .* with {found}.*end of"):
+        with pytest.raises(CheckpointError, match=f"after {every} batches of epoch 0 .* with {found}"):
             line.fit(data(60), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / str(every))], verbose=0)
     with pytest.raises(CheckpointError, match=r"after 3 batches of epoch 0.*of data with"):
         line.fit(data(24), epochs=2, callbacks=[mk.train.Checkpoints(tmp_path / "3")], verbose=0)
@@ -127,7 +120,7 @@ def test_an_epoch_is_finished_on_data_of_the_same_order_alone(
     break_off(line, mk.data.batches(split, **of), mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2)
     callbacks = [mk.train.Checkpoints(tmp_path)]
     if kind == "dataset":
-        with pytest.raises(CheckpointError, match=r"after 2 batches .*shuffle seed=3; found 5 batches of a tf.data.Da"):
+        with pytest.raises(CheckpointError, match="shuffle seed=3; found 5 batches"):
             line.fit(plain_dataset(*numbers, batch=12), epochs=2, callbacks=callbacks, verbose=0)
         return
     report = line.fit(mk.data.resident(split, **of), epochs=2, callbacks=callbacks, verbose=0)
@@ -165,44 +158,37 @@ def test_a_run_that_resumes_says_where(
 
 def test_fewer_steps_per_epoch_than_are_done_are_refused(line: Any, recipe: Any, tmp_path: Path) -> None:
     break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=4), at=5, epochs=2)
-    with pytest.raises(CheckpointError, match=r"after 4 batches of epoch 0 .*found data with 3 batches per epoch"):
+    with pytest.raises(CheckpointError, match=r"4 batches of epoch 0 .*found data with 3 batches"):
         line.fit(recipe, epochs=2, steps_per_epoch=3, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
 
 
-def test_other_sums_of_the_same_number_within_an_epoch_are_refused(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
-    def run(**options: Any) -> Any:
-        return make_loop(("one_device", 1), line_net, **{"loss": "mse", "metrics": ["mae"], **options})
-
-    one = run()
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"loss": "mae"}, "the loss mean_squared_error .*; found the loss mean_absolute_error"),
+        ({"metrics": ["mse"]}, "the metric 'mae' .*; found .*'mse'"),
+    ],
+)
+def test_other_sums_of_the_same_number_within_an_epoch_are_refused(
+    options: Any, found: str, line: Any, make_loop: Any, recipe: Any, tmp_path: Path
+) -> None:
     for every in (2, "epoch"):
-        break_off(one, recipe, mk.train.Checkpoints(tmp_path / str(every), every=every), at=8, epochs=3)
-    others = [
-        ({"loss": "mae"}, r"the loss mean_squared_error of output 0, times 1.0; found the loss mean_absolute_error"),
-        ({"metrics": ["mse"]}, r"the metric 'mae' .*; found .*'mse'"),
-        (
-            {"metrics": [keras.metrics.RootMeanSquaredError(name="mae")]},
-            r"the metric 'mae' .*; found the metric 'mae' Root",
-        ),
-    ]
-    for number, (options, found) in enumerate(others):
-        again = run(**options)
-        before = bits(again)
-        with pytest.raises(CheckpointError, match=rf"after 1 batches of epoch 1 .*those of {found}.*at the end"):
-            again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2")], verbose=0)
-        assert bits(again) != before  # restored; nothing was trained
-        shutil.copytree(tmp_path / "epoch", tmp_path / f"epoch {number}")
-        again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / f"epoch {number}")], verbose=0)
-    one.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2", every=99)], verbose=0)
+        break_off(line, recipe, mk.train.Checkpoints(tmp_path / str(every), every=every), at=8, epochs=3)
+    momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
+    again = make_loop(("mirrored", 2), line_net, momentum, **{"loss": "mse", "metrics": ["mae"], **options})
+    before = bits(again)
+    with pytest.raises(CheckpointError, match=rf"after 1 batches of epoch 1 .*those of {found}"):
+        again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2")], verbose=0)
+    assert bits(again) != before  # restored; nothing was trained
+    again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "epoch")], verbose=0)
 
 
-def test_other_class_weights_within_an_epoch_are_refused(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
+def test_other_class_weights_within_an_epoch_are_refused(line: Any, numbers: Any, tmp_path: Path) -> None:
     x = numbers[0]
     recipe = mk.data.batches(mk.data.arrays(x, (x[:, 0] > 0).astype("int64")), global_batch_size=12)
-
-    loop = make_loop(("one_device", 1), line_net, loss="mse", metrics=[])
-    break_off(loop, recipe, mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2, class_weight={1: 2.0})
+    break_off(line, recipe, mk.train.Checkpoints(tmp_path, every=2), at=3, epochs=2, class_weight={1: 2.0})
     again = {"callbacks": [mk.train.Checkpoints(tmp_path, every=2)], "epochs": 2, "verbose": 0}
     for options, found in (({}, "nothing"), ({"class_weight": {1: 9}}, r"examples weighted by \{1: 9.0\}")):
-        with pytest.raises(CheckpointError, match=rf"examples weighted by \{{1: 2.0\}}; found {found}"):
-            loop.fit(recipe, **again, **options)
-    loop.fit(recipe, **again, class_weight={1: 2})
+        with pytest.raises(CheckpointError, match=rf"\{{1: 2.0\}}; found {found}"):
+            line.fit(recipe, **again, **options)
+    line.fit(recipe, **again, class_weight={1: 2})

@@ -1,15 +1,9 @@
-"""A training whose course callbacks decide: rates, stops, best weights, files. As a script it is one that is killed.
-
-It trains in the folder that the environment variable RUN_IN names, kills itself after as many training steps as KILL_AT
-says, and at its end writes what `outcome` returns.
-"""
+"""A training whose course callbacks decide: rates, stops, best weights, files."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -160,27 +154,3 @@ def scalars(folder: Path) -> dict[str, Any]:
             for value in event.summary.value:
                 found[f"{path.parent.name} {value.tag} {event.step}"] = tf.make_ndarray(value.tensor).tolist()
     return found
-
-
-class Kill(C.Callback):  # type: ignore[name-defined, misc]
-    """SIGKILL after a step."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def set_loop(self, loop: Any) -> None:
-        self.loop = loop
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.loop.position.steps == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    place = Path(os.environ["RUN_IN"])
-    made = make_loop(mk.testing.virtual_replicas(2))
-    watching = callbacks_in(place / "files")
-    kills = [Kill(int(at)) for at in os.environ.get("KILL_AT", "").split()]
-    told = fit(made, [*watching, *kills], place / "checkpoints")
-    (place / "outcome.json").write_text(json.dumps(outcome(made, place / "files", told, watching)))

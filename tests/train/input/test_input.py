@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,32 +26,17 @@ def _slices(numbers: Any) -> tf.data.Dataset:
     return plain_dataset(*numbers, batch=12)
 
 
-def _from_generator(numbers: Any) -> tf.data.Dataset:
-    x, y = numbers
-
-    def batches() -> Iterator[Any]:
-        for i in range(0, 60, 12):
-            yield x[i : i + 12], y[i : i + 12]
-
-    signature = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None, 1), tf.float32))
-    return tf.data.Dataset.from_generator(batches, output_signature=signature)
-
-
 _DATA: dict[str, Callable[[Any], Any]] = {
     "recipe": lambda numbers: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12),
-    "known length": _slices,
     "static batches": lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).batch(12, drop_remainder=True),
     "unknown length": lambda numbers: _slices(numbers).filter(lambda x, y: True),
-    "generator": _from_generator,
-    "cached": lambda numbers: _slices(numbers).cache().prefetch(1),
 }
 
 
-# as a filter, a generator does not tell how many batches there are
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "generator")) for k in _DATA])
+@pytest.mark.parametrize("kind", _DATA)
 def test_any_dataset_trains_the_same(kind: str, line: Any, numbers: Any) -> None:
     start = values_of(line)
-    line.fit(_DATA["known length"](numbers), epochs=2, verbose=0)
+    line.fit(_slices(numbers), epochs=2, verbose=0)
     expected = values_of(line)
     set_values(line, start)
     report = line.fit(_DATA[kind](numbers), epochs=2, verbose=0)

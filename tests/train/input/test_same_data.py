@@ -80,7 +80,7 @@ _LAST_DIFFERS = "the first batch is one on chief, worker 0, and another on worke
     ],
 )
 def test_other_data_are_refused_by_name(compare: Any, seen: Any, says: str) -> None:
-    with pytest.raises(DataError, match=re.escape(f"; but {says}. Set the same seed")):
+    with pytest.raises(DataError, match=re.escape(f"; but {says}.")):
         compare(*seen)
 
 
@@ -108,8 +108,7 @@ def _three(data: mk.data.Batches, of_last: mk.data.Batches) -> list[tuple[Any, .
     ids=["label", "pixel", "order of inputs", "size"],
 )
 def test_sets_in_memory_that_differ_after_the_first_batch(compare: Any, data: Any, of_last: Any) -> None:
-    says = "; but the set in memory is one on chief, worker 0, and another on worker 1. Set the same seed"
-    with pytest.raises(DataError, match=re.escape(says)):
+    with pytest.raises(DataError, match=r"the set in memory .*another on worker 1"):
         compare(*_three(data, of_last))
 
 
@@ -126,7 +125,7 @@ def test_a_sample_of_a_set_is_small_and_leaves_rounding_out_of_account(compare: 
 @pytest.mark.parametrize("change", [lambda x: 2 * x, lambda x: x + 0.1], ids=["scale", "mean"])
 def test_inputs_that_were_prepared_in_another_way_are_seen(change: Any, compare: Any) -> None:
     x = _set().split.inputs["x"]
-    with pytest.raises(DataError, match="the set in memory is one on chief, worker 0, and another on worker 1"):
+    with pytest.raises(DataError, match=r"the set in memory .*another on worker 1"):
         compare(*_three(_set(inputs=x), _set(inputs=change(x))))
 
 
@@ -181,26 +180,6 @@ def test_what_each_worker_reads_by_itself_is_compared_once(strategy_of: Any, com
         data.epoch(epoch, look_at=1)
     ((first, _, (exact, levels)),) = compared
     assert (first[1].tolist(), sorted({*exact[-1].tolist()}), levels.shape) == ([0, 1], [0, 1, 2, 3], (1, 65))
-
-
-@pytest.mark.parametrize("together", [1, 2])
-@pytest.mark.parametrize("batch", [4, 5])
-def test_what_was_looked_at_is_trained_on_too(batch: int, together: int) -> None:
-    def dataset() -> tf.data.Dataset:
-        return tf.data.Dataset.range(10).shuffle(10, seed=1).batch(batch)
-
-    expected = [part.numpy().tolist() for part in dataset()]
-    stream = HostIterator(dataset(), steps=len(expected), size=None, whole=0)
-    stream.look_at(together)
-    assert stream.first.numpy().tolist() == expected[0]
-    assert stream.element_spec == dataset().element_spec
-    got = []
-    for steps in (together, len(expected) - together):
-        for part in stream.parts(steps, together):
-            got += [next(stream.source).numpy().tolist() for _ in range(part.batches)]
-        stream.advance(steps)
-    assert got == expected
-    assert stream.left == 0
 
 
 def test_data_of_unknown_length_are_looked_at_too() -> None:

@@ -112,13 +112,6 @@ def test_data_of_unknown_length(auto: Any, recipe: Any) -> None:
     assert ends.seen == list(range(STEPS))
 
 
-def test_a_number_of_steps_per_call_is_the_users_choice(auto: Any, recipe: Any, caplog: Any) -> None:
-    ends = Ends()
-    auto(3).fit(recipe, epochs=2, callbacks=[ends], verbose=0)
-    assert ends.seen == [2, 4, 2, 4]
-    assert not caplog.records
-
-
 def test_the_message_comes_once_and_names_the_callback_and_the_cure(auto: Any, recipe: Any, caplog: Any) -> None:
     loop = auto()
     with caplog.at_level(logging.WARNING, logger="mirrorkit"):

@@ -53,16 +53,6 @@ def test_what_was_given_is_not_added_again(loop: Any, model: Any) -> None:
     assert callback_list(loop, model, C.CallbackList(given), epochs=1, steps=1).callbacks[:2] == given
 
 
-def test_a_callback_of_any_class_that_has_set_loop_is_given_the_loop(loop: Any, model: Any) -> None:
-    class OfTheUser(C.Callback):
-        def set_loop(self, loop: Any) -> None:
-            self.seen = loop
-
-    callback = OfTheUser()
-    callback_list(loop, model, callback)
-    assert callback.seen is loop
-
-
 def test_only_the_chief_writes(loop: Any, model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writers = [C.CSVLogger(tmp_path / "log.csv"), C.ModelCheckpoint(tmp_path / "a.keras"), C.TensorBoard(tmp_path)]
     given = [*writers, C.RemoteMonitor(), C.ProgbarLogger(), C.EarlyStopping()]

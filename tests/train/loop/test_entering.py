@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
@@ -83,6 +85,18 @@ def test_another_thread_is_refused_while_one_trains(what: str, line: Any, recipe
     assert found[1] == "(60, 1)"
 
 
+def test_a_forked_child_is_refused(line: Any, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_user", forked._user + 1)
+    for call in (
+        lambda: line.fit(recipe, verbose=0),
+        lambda: line.evaluate(recipe),
+        lambda: line.predict(recipe),
+        lambda: mk.train.Loop(line.strategy, line.step),
+        lambda: mk.strategy.create("one_device", devices="cpu:1"),
+    ):
+        assert re.search(r"forked from process.*spawn", refusal(call))
+
+
 FORK = """
 import os, sys, traceback
 import numpy as np
@@ -129,7 +143,8 @@ print(sorted(os.listdir("run")), loop.position.steps, flush=True)
 """
 
 
-def test_a_forked_child_is_refused_and_leaves_its_parent_alone(run_python: Any) -> None:
+@pytest.mark.slow
+def test_a_forked_child_leaves_its_parent_alone(run_python: Any) -> None:
     *refused, parent = run_python(FORK).stdout.splitlines()
     assert [text.split()[0] for text in refused] == [
         *("Loop.fit", "Loop.evaluate", "Loop.predict", "mk.train.Loop", "mk.strategy.create"),

@@ -189,17 +189,6 @@ def test_steps_that_the_loss_scale_skips_are_no_alarm(make_loop: Any, numbers: A
     assert is_finite(values_of(loop))
 
 
-def test_whole_calls_compiled_by_xla(strategy_of: Callable[..., Any], numbers: Any) -> None:
-    strategy = strategy_of(*ONE)
-    with strategy.scope():
-        model, optimizer = hiding(), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", jit_compile=True), steps_per_call=4)
-    x = numbers[0].copy()
-    x[43, 2] = np.nan
-    with pytest.raises(NonFiniteLossError, match="first/kernel"):
-        loop.fit(mk.data.resident(mk.data.arrays(x, numbers[1]), global_batch_size=6), verbose=0)
-
-
 class OwnStep:
     """A step of the user's own that ignores the NaN in its loss; it need not say what it changes."""
 

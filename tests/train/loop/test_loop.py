@@ -61,16 +61,6 @@ def test_report_counts_what_was_trained(line: Any, numbers: Any) -> None:
     assert int(line.step.optimizer.iterations.numpy()) == 15
 
 
-def test_validation_does_not_train(line: Any, recipe: Any, numbers: Any) -> None:
-    start = values_of(line)
-    line.fit(recipe, epochs=2, verbose=0)
-    without = values_of(line)
-    set_values(line, start)
-    line.fit(recipe, epochs=2, validation_data=plain_dataset(*numbers, batch=7), verbose=0)
-    line.predict(recipe)
-    assert largest_difference(values_of(line), without) == 0
-
-
 # --- epochs and call lengths
 
 
@@ -214,15 +204,6 @@ def test_data_of_another_shape_is_compiled_anew_and_the_log_says_what_changed(
     assert "shape=(4, 5, 4)" in record.message
     loop.fit(data(3), verbose=0)
     assert len(caplog.records) == 1
-
-
-def test_sample_weights_that_come_later_are_named_where_the_call_is_compiled_anew(
-    make_loop: Any, numbers: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop, weight = make_loop(("one_device", 1), line_net), np.ones(len(numbers[0]), "float32")
-    loop.fit(plain_dataset(*numbers, batch=12), verbose=0)
-    loop.fit(plain_dataset(*numbers, weight, batch=12), verbose=0)
-    assert "compiles again: a batch has 3 tensors in place of 2." in caplog.text
 
 
 def test_a_recipe_that_holds_less_than_it_says_is_an_error(line: Any, recipe: Any) -> None:

@@ -182,21 +182,6 @@ def test_class_weights_are_rehearsed_too(make_loop: Any, numbers: Any) -> None:
     assert loop._passes.calls.traces == compiled
 
 
-def test_images_of_unknown_size(make_loop: Any) -> None:
-    def net() -> Any:
-        return keras.Sequential([keras.Input((None, None, 1)), L.GlobalAveragePooling2D(), L.Dense(1)])
-
-    def batches() -> Any:
-        for size in (9, 12):
-            yield np.ones((6, size, size, 1), "float32"), np.ones((6, 1), "float32")
-
-    spec = (tf.TensorSpec((None, None, None, 1), tf.float32), tf.TensorSpec((None, 1), tf.float32))
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    loop = make_loop(("mirrored", 2), net)
-    loop.warm_up(data)
-    assert loop.fit(data, verbose=0).epochs[0].examples == 12
-
-
 def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copies: Any) -> None:
     def fails_in_training(y: Any, y_pred: Any) -> Any:
         with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(y), -1e9, message="as planned")]):
@@ -212,12 +197,6 @@ def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copie
     for want, got in zip(expected, _draws(), strict=True):
         np.testing.assert_array_equal(want, got)
     _assert_same(before, copies(loop))
-
-
-def test_endless_data_can_be_rehearsed(line: Any, numbers: Any) -> None:
-    data = plain_dataset(*numbers, batch=12).repeat()
-    line.warm_up(data)
-    assert line.fit(data, steps_per_epoch=3, verbose=0).epochs[0].steps == 3
 
 
 @pytest.mark.slow
