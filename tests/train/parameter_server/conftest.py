@@ -23,6 +23,12 @@ def two_workers(run_python) -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
+def two_workers_more(run_python) -> Callable[[str], Any]:
+    """The same of the sections of slow tests."""
+    return partial(result, run_python(HERE / "two_workers.py", timeout=280, env={"SLOW_SECTIONS": "1"}).json())
+
+
+@pytest.fixture(scope="session")
 def one_worker(run_python) -> Callable[[str], Any]:
     """`one_worker("table")`: what a section of `one_worker.py` returned."""
     return partial(result, run_python(HERE / "one_worker.py", timeout=280).json())

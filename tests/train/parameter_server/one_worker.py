@@ -50,46 +50,9 @@ def classified(data, **options):
     return compared(train)
 
 
-def augmented():
-    data = mk.data.batches(
-        mk.data.arrays(images, labels),
-        global_batch_size=32,
-        shuffle=True,
-        augment=[mk.data.augment.flip(), mk.data.augment.pad_and_crop(1)],
-        drop_remainder=True,
-    )
-    return classified(data)
-
-
 def accumulated():
     uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
     return classified(uneven, accumulate=3, clip_norm=0.1)
-
-
-def from_loss():
-    """Two models, in batches of which the last is smaller."""
-    vectors = rng.normal(size=(210, 4)).astype("float32")
-
-    def train(strategy):
-        with strategy.scope():
-            encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-            decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
-            optimizer = keras.optimizers.Adam(0.01)
-
-        def loss_fn(batch):
-            code = encoder(batch["x"])
-            error = tf.reduce_mean((decoder(code) - batch["x"]) ** 2, -1)
-            return {"loss": error + tf.reduce_mean(code**2, -1), "error": error}
-
-        parts, predict = [encoder, decoder], lambda batch: encoder(batch["x"])
-        step = mk.train.Step.from_loss(parts, optimizer, loss_fn, predict=predict, accumulate=2, ema=0.9)
-        loop = mk.train.Loop(strategy, step, steps_per_call=5)
-        data = tf.data.Dataset.from_tensor_slices({"x": vectors, "unused": np.arange(210)}).batch(32)
-        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-        assert set(history) == {"error", "loss", "val_error", "val_loss"}
-        return values(step), history, loop.predict(data)
-
-    return compared(train)
 
 
 def whole_batch():
@@ -109,36 +72,6 @@ def whole_batch():
         loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
         data = tf.data.Dataset.from_tensor_slices(vectors).batch(32)
         return net.get_weights(), loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-
-    return compared(train)
-
-
-def untrained():
-    """A step without an optimizer."""
-    vectors = rng.normal(size=(210, 4)).astype("float32")
-
-    def train(strategy):
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
-        loop = mk.train.Loop(strategy, mk.train.Step(model, metrics=["mae"]))
-        data = mk.data.batches(mk.data.arrays(vectors, vectors[:, :2]), global_batch_size=32)
-        return model.get_weights(), loop.predict(data), loop.evaluate(data)
-
-    return compared(train)
-
-
-def unbuilt():
-    """A model that the first data builds, on the workers the same as on one device."""
-
-    def train(strategy):
-        with strategy.scope():
-            layers = [keras.layers.Flatten(), keras.layers.Dense(5), keras.layers.BatchNormalization()]
-            model, optimizer = keras.Sequential([*layers, keras.layers.Dense(3)]), keras.optimizers.Adam(0.01)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=5)
-        data = tf.data.Dataset.from_tensor_slices((images / np.float32(255), labels)).batch(32)
-        before = loop.evaluate(data)["loss"]
-        return values(loop.step), loop.fit(data, epochs=2, validation_data=data, verbose=0).history, before
 
     return compared(train)
 
@@ -216,4 +149,4 @@ def table():
     }
 
 
-run(augmented, accumulated, from_loss, whole_batch, untrained, unbuilt, shapes, larger_models, table)
+run(accumulated, whole_batch, shapes, larger_models, table)

@@ -56,9 +56,9 @@ def _all_of(cut: Sequence[Cut]) -> list[list[int]]:
     return [batch for *_, updates in cut for update in updates for batch in update]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("at_once", [1, 5])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("examples", [4, 22, 24])
+@pytest.mark.parametrize("examples", [4, 22])
 @pytest.mark.parametrize("kind", ["read", "sent"])
 def test_every_batch_is_in_one_piece(kind: str, examples: int, accumulate: int, at_once: int) -> None:
     batches = _batches(examples)
@@ -107,7 +107,7 @@ def test_the_end_of_data_of_unknown_length_ends_the_call() -> None:
 def test_data_that_end_early_are_named() -> None:
     data = _read(12, steps=5, position=0)
     data.advance(1)
-    with pytest.raises(StepError, match=r"claims to hold 5 batches, but ended after 4\. Fix its cardinality"):
+    with pytest.raises(StepError, match="5 batches, but ended after 4"):
         _cut(data, 4, 1, 2)
 
 

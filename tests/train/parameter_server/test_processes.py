@@ -124,15 +124,3 @@ def test_tasks_that_never_come_are_named():
         mk.strategy.create("parameter_server", cluster=cluster, start_timeout=0.5)
     for name, address in [("worker 0", cluster.workers[0]), ("worker 1", cluster.workers[1]), ("ps 0", cluster.ps[0])]:
         assert f"{name} ({address})" in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_server_whose_chief_never_comes_says_so(run_python):
-    cluster = layout.clusters(1, ps=1)["ps 0"]
-    result = run_python(
-        "import mirrorkit as mk; mk.strategy.create('parameter_server', start_timeout=1)",
-        env={"TF_CONFIG": cluster.to_tf_config()},
-        check=False,
-    )
-    assert result.returncode == 1
-    assert f"ps 0 waited 1 s for the chief ({cluster.chief})" in result.stderr
