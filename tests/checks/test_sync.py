@@ -163,9 +163,9 @@ def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
 
 def test_what_cannot_be_compared(two_replicas: Any, strategy_of: Callable[..., Any]) -> None:
     strategy, step = two_replicas
-    with pytest.raises(StepError, match=r"first/kernel' was not created in the scope of this MirroredStrategy.*Pass"):
+    with pytest.raises(StepError, match=r"first/kernel' .*MirroredStrategy"):
         mk.checks.in_sync(strategy_of("mirrored", 4), step)
-    with pytest.raises(StepError, match="no variables to compare in Sequential"):
+    with pytest.raises(StepError, match="in Sequential"):
         mk.checks.in_sync(strategy, keras.Sequential())
-    with pytest.raises(StepError, match="no variables to compare in str"):
+    with pytest.raises(StepError, match="in str"):
         mk.checks.in_sync(strategy, "model")

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from entries import EPOCHS, Rows, Script, Trained, batched, dense, net, recipe, split
+from entries import EPOCHS, Make, Rows, Script, Trained, batched, dense, net, recipe, split
 from nets_dense import classes, itself, regression
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
 L, _o = keras.layers, keras.optimizers
+Values = Callable[..., dict[str, Any]]  # (nets, batch, training): "loss" and other logs, a value for each example
 
 
 class OwnStep(keras.Model):
-    """A model with a `train_step`; its losses are `values`, one for each example."""
+    """A model with a `train_step`, whose losses are `values`."""
 
-    names: ClassVar = ("loss",)
-
-    def __init__(self, *nets: Any) -> None:
+    def __init__(self, values: Values, names: Sequence[str], nets: Sequence[Any]) -> None:
         super().__init__()
-        self.nets = list(nets)
-        self.trackers = [keras.metrics.Mean(name=name) for name in self.names]
+        self.values, self.nets = values, list(nets)
+        self.trackers = [keras.metrics.Mean(name=name) for name in names]
         self.built = True
 
     @property
@@ -32,19 +32,78 @@ class OwnStep(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            values = self.values(data, training=True)
+            values = self.values(self.nets, data, True)
             loss = tf.reduce_mean(values["loss"])
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return self.track(values)
 
     def test_step(self, data: Any) -> Any:
-        return self.track(self.values(data, training=False))
+        return self.track(self.values(self.nets, data, False))
 
     def track(self, values: Any) -> Any:
         for tracker in self.trackers:
             tracker.update_state(values[tracker.name])
         return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+def first_net(nets: Any, batch: Any) -> Any:
+    return nets[0](batch[0])
+
+
+def own(
+    name: str,
+    data: Callable[[], tuple[Rows, Rows]],
+    nets: Callable[[], Sequence[Any]],
+    values: Values,
+    optimizer: Make = lambda: _o.Adam(0.01),
+    *,
+    names: Sequence[str] = ("loss",),
+    predict: Callable[[Any, Any], Any] = first_net,
+    whole_batch: bool = False,
+    as_data: Callable[[Rows], Any] = recipe,
+    as_it_is: bool = False,
+    **options: Any,
+) -> Script:
+    """A model with a `train_step`, and `Step.from_loss` of the same nets and values; or the model `as_it_is`."""
+
+    def before(train: Rows, test: Rows) -> Trained:
+        made = nets()
+        model = OwnStep(values, names, made)
+        model.compile(optimizer(), jit_compile=False)
+        fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
+        return Trained(models_of(made), [model.optimizer], fitted.history, predict(made, test))
+
+    def after(strategy: Any, train: Rows, test: Rows) -> Trained:
+        with strategy.scope():
+            made, of_made = nets(), optimizer()
+
+        def loss_fn(batch: Any, training: bool) -> Any:
+            return values(made, batch, training, **({"gather": mk.train.all_gather} if whole_batch else {}))
+
+        more = {"predict": lambda batch: predict(made, batch), "whole_batch": whole_batch}
+        loop = mk.train.Loop(strategy, mk.train.Step.from_loss(made, of_made, loss_fn, **more))
+        fitted = loop.fit(as_data(train), epochs=EPOCHS, validation_data=as_data(test), verbose=0)
+        return Trained(models_of(made), [of_made], fitted.history, loop.predict(as_data(test)))
+
+    def unchanged(strategy: Any, train: Rows, test: Rows) -> Trained:
+        """The first thing that one tries."""
+        with strategy.scope():
+            made = nets()
+            model = OwnStep(values, names, made)
+            model.compile(optimizer(), jit_compile=False)
+        loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+        fitted = loop.fit(as_data(train), epochs=EPOCHS, validation_data=as_data(test), verbose=0)
+        return Trained(models_of(made), [model.optimizer], fitted.history, predict(made, test))
+
+    if as_it_is:
+        return Script(name=name, data=data, before=before, after=unchanged, **options)
+    return Script(name=name, data=data, before=before, after=after, parts=([OwnStep, values], [values]), **options)
+
+
+def models_of(nets: Sequence[Any]) -> list[Any]:
+    """The nets without generators of seeds."""
+    return [one for one in nets if isinstance(one, keras.Model)]
 
 
 def with_noise(rng: np.random.Generator, count: int) -> Rows:
@@ -56,98 +115,39 @@ def vae_nets() -> Any:
     return net(dense(6, "tanh"), dense(4), shape=(8,))(), net(dense(6, "tanh"), dense(8), shape=(2,))()
 
 
-class VAE(OwnStep):
-    names = ("loss", "divergence")
-
-    def values(self, data: Any, training: bool) -> Any:
-        encoder, decoder = self.nets
-        x, noise = data
-        mean, log_variance = tf.split(encoder(x), 2, axis=1)
-        codes = mean + tf.exp(log_variance / 2) * noise
-        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
-        divergence = -0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
-        return {"loss": distance + divergence, "divergence": divergence}
+def vae(nets: Any, batch: Any, training: bool) -> Any:
+    encoder, decoder = nets
+    x, noise = batch
+    mean, log_variance = tf.split(encoder(x), 2, axis=1)
+    codes = mean + tf.exp(log_variance / 2) * noise
+    distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
+    divergence = -0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
+    return {"loss": distance + divergence, "divergence": divergence}
 
 
-def vae_before(train: Rows, test: Rows) -> Trained:
-    encoder, decoder = vae_nets()
-    model = VAE(encoder, decoder)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    predictions = decoder.predict(encoder.predict(test[0], verbose=0)[:, :2], verbose=0)
-    return Trained([encoder, decoder], [model.optimizer], fitted.history, predictions)
+def decoded(nets: Any, batch: Any) -> Any:
+    return nets[1](nets[0](batch[0])[:, :2])
 
 
-def vae_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        encoder, decoder = vae_nets()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        x, noise = batch
-        mean, log_variance = tf.split(encoder(x), 2, axis=1)
-        codes = mean + tf.exp(log_variance / 2) * noise
-        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
-        divergence = -0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
-        return {"loss": distance + divergence, "divergence": divergence}
-
-    def predict(batch: Any) -> Any:
-        return decoder(encoder(batch[0])[:, :2])
-
-    step = mk.train.Step.from_loss([encoder, decoder], optimizer, loss_fn, predict=predict)
-    loop = mk.train.Loop(strategy, step)
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([encoder, decoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+def drawing_vae_nets() -> Any:
+    return *vae_nets(), keras.random.SeedGenerator(1)
 
 
-class DrawnVAE(OwnStep):
-    def values(self, data: Any, training: bool) -> Any:
-        encoder, decoder, noise = *self.nets, self.noise
-        (x,) = data
-        mean, log_variance = tf.split(encoder(x), 2, axis=1)
-        codes = mean + tf.exp(log_variance / 2) * keras.random.normal(tf.shape(mean), seed=noise)
-        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
-        return {"loss": distance - 0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)}
-
-
-def drawn_before(train: Rows, test: Rows) -> Trained:
-    encoder, decoder = vae_nets()
-    model = DrawnVAE(encoder, decoder)
-    model.noise = keras.random.SeedGenerator(1)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    predictions = decoder.predict(encoder.predict(test[0], verbose=0)[:, :2], verbose=0)
-    return Trained([encoder, decoder], [model.optimizer], fitted.history, predictions)
-
-
-def drawn_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        encoder, decoder = vae_nets()
-        noise = keras.random.SeedGenerator(1)
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        (x,) = batch
-        mean, log_variance = tf.split(encoder(x), 2, axis=1)
-        codes = mean + tf.exp(log_variance / 2) * keras.random.normal(tf.shape(mean), seed=noise)
-        distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
-        return distance - 0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
-
-    def predict(batch: Any) -> Any:
-        return decoder(encoder(batch[0])[:, :2])
-
-    step = mk.train.Step.from_loss([encoder, decoder, noise], optimizer, loss_fn, predict=predict)
-    loop = mk.train.Loop(strategy, step)
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([encoder, decoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+def drawn_vae(nets: Any, batch: Any, training: bool) -> Any:
+    encoder, decoder, noise = nets
+    (x,) = batch
+    mean, log_variance = tf.split(encoder(x), 2, axis=1)
+    codes = mean + tf.exp(log_variance / 2) * keras.random.normal(tf.shape(mean), seed=noise)
+    distance = tf.reduce_sum((decoder(codes) - x) ** 2, axis=1)
+    return {"loss": distance - 0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)}
 
 
 def drawn_by_shards(train: Rows, test: Rows, shards: int, reordered: bool) -> Trained:
     """In plain TensorFlow: one device computes the shards in turn, each with the seed of its step and its number."""
-    encoder, decoder = vae_nets()
-    model, optimizer = DrawnVAE(encoder, decoder), _o.Adam(0.01)
-    model.noise = keras.random.SeedGenerator(1)
-    seed, variables = tf.constant(model.noise.state.numpy()), model.trainable_variables
+    nets, optimizer = drawing_vae_nets(), _o.Adam(0.01)
+    encoder, decoder, noise = nets
+    seed = tf.constant(noise.state.numpy())
+    variables = [*encoder.trainable_variables, *decoder.trainable_variables]
     optimizer.build(variables)
     history = []
     for _ in range(EPOCHS):
@@ -158,9 +158,10 @@ def drawn_by_shards(train: Rows, test: Rows, shards: int, reordered: bool) -> Tr
                 own = seed
                 for part in (optimizer.iterations.value, number, 0):
                     own = tf.random.experimental.stateless_fold_in(own, tf.cast(part, tf.int64))
-                model.noise.state.assign(own)
+                noise.state.assign(own)
                 with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(model.values((x[number * share : (number + 1) * share],), True)["loss"])
+                    rows = (x[number * share : (number + 1) * share],)
+                    loss = tf.reduce_sum(drawn_vae(nets, rows, True)["loss"])
                 found.append(tape.gradient(loss, [v.value for v in variables]))
                 total += float(loss)
             found = found[::-1] if reordered else found
@@ -168,7 +169,7 @@ def drawn_by_shards(train: Rows, test: Rows, shards: int, reordered: bool) -> Tr
             sums = [tf.add_n([g * weight for g in each]) for each in zip(*found, strict=True)]
             optimizer.apply([g if reordered else g / len(x) for g in sums], variables)
         history.append(total / len(train[0]))
-    return Trained([encoder, decoder], [optimizer], {"loss": history}, decoder(encoder(test[0])[:, :2]))
+    return Trained([encoder, decoder], [optimizer], {"loss": history}, decoded(nets, test))
 
 
 def two_views(rng: np.random.Generator, count: int) -> Rows:
@@ -182,41 +183,12 @@ def embedding_net() -> Any:
     return net(dense(8, "tanh"), dense(3))()
 
 
-class Siamese(OwnStep):
-    names = ("loss", "distance")
-
-    def values(self, data: Any, training: bool) -> Any:
-        a, b, same = data
-        squares = tf.reduce_sum((self.nets[0](a) - self.nets[0](b)) ** 2, axis=1)
-        distance = tf.sqrt(squares + 1e-6)
-        loss = same * squares + (1 - same) * tf.nn.relu(2 - distance) ** 2
-        return {"loss": loss, "distance": distance}
-
-
-def siamese_before(train: Rows, test: Rows) -> Trained:
-    encoder = embedding_net()
-    model = Siamese(encoder)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([encoder], [model.optimizer], fitted.history, encoder.predict(test[0], verbose=0))
-
-
-def siamese_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        encoder = embedding_net()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        a, b, same = batch
-        squares = tf.reduce_sum((encoder(a) - encoder(b)) ** 2, axis=1)
-        distance = tf.sqrt(squares + 1e-6)
-        loss = same * squares + (1 - same) * tf.nn.relu(2 - distance) ** 2
-        return {"loss": loss, "distance": distance}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(encoder, optimizer, loss_fn))
-    train_data, test_data = batched(train), batched(test)
-    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
-    return Trained([encoder], [optimizer], fitted.history, loop.predict(test_data))
+def siamese(nets: Any, batch: Any, training: bool) -> Any:
+    a, b, same = batch
+    squares = tf.reduce_sum((nets[0](a) - nets[0](b)) ** 2, axis=1)
+    distance = tf.sqrt(squares + 1e-6)
+    loss = same * squares + (1 - same) * tf.nn.relu(2 - distance) ** 2
+    return {"loss": loss, "distance": distance}
 
 
 def triplets(rng: np.random.Generator, count: int) -> Rows:
@@ -224,35 +196,10 @@ def triplets(rng: np.random.Generator, count: int) -> Rows:
     return {"anchor": anchor, "positive": anchor + 0.2 * noise, "negative": other}, np.zeros(count, "int64")
 
 
-class Triplet(OwnStep):
-    def values(self, data: Any, training: bool) -> Any:
-        anchor, positive, negative = (self.nets[0](data[0][name]) for name in ("anchor", "positive", "negative"))
-        near, far = tf.reduce_sum((anchor - positive) ** 2, 1), tf.reduce_sum((anchor - negative) ** 2, 1)
-        return {"loss": tf.nn.softplus(near - far + 0.5)}
-
-
-def triplet_before(train: Rows, test: Rows) -> Trained:
-    encoder = embedding_net()
-    model = Triplet(encoder)
-    model.compile(_o.SGD(0.05), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([encoder], [model.optimizer], fitted.history, encoder.predict(test[0]["anchor"], verbose=0))
-
-
-def triplet_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        encoder = embedding_net()
-        optimizer = _o.SGD(0.05)
-
-    def loss_fn(batch: Any) -> Any:
-        anchor, positive, negative = (encoder(batch[0][name]) for name in ("anchor", "positive", "negative"))
-        near, far = tf.reduce_sum((anchor - positive) ** 2, 1), tf.reduce_sum((anchor - negative) ** 2, 1)
-        return tf.nn.softplus(near - far + 0.5)
-
-    step = mk.train.Step.from_loss(encoder, optimizer, loss_fn, predict=lambda batch: encoder(batch[0]["anchor"]))
-    loop = mk.train.Loop(strategy, step)
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([encoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+def triplet(nets: Any, batch: Any, training: bool) -> Any:
+    anchor, positive, negative = (nets[0](batch[0][name]) for name in ("anchor", "positive", "negative"))
+    near, far = tf.reduce_sum((anchor - positive) ** 2, 1), tf.reduce_sum((anchor - negative) ** 2, 1)
+    return {"loss": tf.nn.softplus(near - far + 0.5)}
 
 
 def student_and_teacher() -> Any:
@@ -262,41 +209,13 @@ def student_and_teacher() -> Any:
     return student, teacher
 
 
-class Distiller(OwnStep):
-    names = ("loss", "hard")
-
-    def values(self, data: Any, training: bool) -> Any:
-        student, teacher = self.nets
-        x, y = data
-        outputs, wanted = student(x, training=training), teacher(x, training=False)
-        hard = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
-        soft = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(wanted / 2), outputs / 2)
-        return {"loss": 0.3 * hard + 4 * soft, "hard": hard}
-
-
-def distiller_before(train: Rows, test: Rows) -> Trained:
-    student, teacher = student_and_teacher()
-    model = Distiller(student, teacher)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([student, teacher], [model.optimizer], fitted.history, student.predict(test[0], verbose=0))
-
-
-def distiller_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        student, teacher = student_and_teacher()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any, training: bool) -> Any:
-        x, y = batch
-        outputs, wanted = student(x, training=training), teacher(x, training=False)
-        hard = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
-        soft = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(wanted / 2), outputs / 2)
-        return {"loss": 0.3 * hard + 4 * soft, "hard": hard}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss([student, teacher], optimizer, loss_fn))
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([student, teacher], [optimizer], fitted.history, loop.predict(recipe(test)))
+def distiller(nets: Any, batch: Any, training: bool) -> Any:
+    student, teacher = nets
+    x, y = batch
+    outputs, wanted = student(x, training=training), teacher(x, training=False)
+    hard = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+    soft = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(wanted / 2), outputs / 2)
+    return {"loss": 0.3 * hard + 4 * soft, "hard": hard}
 
 
 def diffused(rng: np.random.Generator, count: int) -> Rows:
@@ -311,91 +230,27 @@ def noise_net() -> Any:
     return keras.Model([x, time], L.Dense(8)(hidden))
 
 
-class Diffusion(OwnStep):
-    def values(self, data: Any, training: bool) -> Any:
-        x, noise, time = data
-        mixed = tf.cos(time * np.pi / 2) * x + tf.sin(time * np.pi / 2) * noise
-        error = self.nets[0]([mixed, time]) - noise
-        return {"loss": tf.reduce_mean(error**2, axis=1)}
-
-
-def diffusion_before(train: Rows, test: Rows) -> Trained:
-    denoiser = noise_net()
-    model = Diffusion(denoiser)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([denoiser], [model.optimizer], fitted.history, denoiser.predict([test[0], test[2]], verbose=0))
-
-
-def diffusion_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        denoiser = noise_net()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        x, noise, time = batch
-        mixed = tf.cos(time * np.pi / 2) * x + tf.sin(time * np.pi / 2) * noise
-        error = denoiser([mixed, time]) - noise
-        return tf.reduce_mean(error**2, axis=1)
-
-    step = mk.train.Step.from_loss(denoiser, optimizer, loss_fn, predict=lambda batch: denoiser([batch[0], batch[2]]))
-    loop = mk.train.Loop(strategy, step)
-    train_data, test_data = batched(train), batched(test)
-    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
-    return Trained([denoiser], [optimizer], fitted.history, loop.predict(test_data))
-
-
-def real_and_fake(rng: np.random.Generator, count: int) -> Rows:
-    real, _ = itself(rng, count)
-    return real, rng.normal(size=real.shape).astype("float32"), rng.uniform(0, 1, (count, 1)).astype("float32")
+def diffusion(nets: Any, batch: Any, training: bool) -> Any:
+    x, noise, time = batch
+    mixed = tf.cos(time * np.pi / 2) * x + tf.sin(time * np.pi / 2) * noise
+    error = nets[0]([mixed, time]) - noise
+    return {"loss": tf.reduce_mean(error**2, axis=1)}
 
 
 def critic_net() -> Any:
     return net(dense(8, "tanh"), dense(1), shape=(8,))()
 
 
-class Critic(OwnStep):
-    names = ("loss", "penalty")
-
-    def values(self, data: Any, training: bool) -> Any:
-        critic = self.nets[0]
-        real, fake, part = data
-        mixed = part * real + (1 - part) * fake
-        with tf.GradientTape() as tape:
-            tape.watch(mixed)
-            judged = critic(mixed)
-        norm = tf.sqrt(tf.reduce_sum(tape.gradient(judged, mixed) ** 2, axis=1) + 1e-6)
-        penalty = 10 * (norm - 1) ** 2
-        return {"loss": (critic(fake) - critic(real))[:, 0] + penalty, "penalty": penalty}
-
-
-def critic_before(train: Rows, test: Rows) -> Trained:
-    critic = critic_net()
-    model = Critic(critic)
-    model.compile(_o.Adam(0.005), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([critic], [model.optimizer], fitted.history, critic.predict(test[0], verbose=0))
-
-
-def critic_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        critic = critic_net()
-        optimizer = _o.Adam(0.005)
-
-    def loss_fn(batch: Any) -> Any:
-        real, fake, part = batch
-        mixed = part * real + (1 - part) * fake
-        with tf.GradientTape() as tape:
-            tape.watch(mixed)
-            judged = critic(mixed)
-        norm = tf.sqrt(tf.reduce_sum(tape.gradient(judged, mixed) ** 2, axis=1) + 1e-6)
-        penalty = 10 * (norm - 1) ** 2
-        return {"loss": (critic(fake) - critic(real))[:, 0] + penalty, "penalty": penalty}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(critic, optimizer, loss_fn))
-    train_data, test_data = batched(train), batched(test)
-    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
-    return Trained([critic], [optimizer], fitted.history, loop.predict(test_data))
+def critic(nets: Any, batch: Any, training: bool) -> Any:
+    (judge,) = nets
+    real, fake, part = batch
+    mixed = part * real + (1 - part) * fake
+    with tf.GradientTape() as tape:
+        tape.watch(mixed)
+        judged = judge(mixed)
+    norm = tf.sqrt(tf.reduce_sum(tape.gradient(judged, mixed) ** 2, axis=1) + 1e-6)
+    penalty = 10 * (norm - 1) ** 2
+    return {"loss": (judge(fake) - judge(real))[:, 0] + penalty, "penalty": penalty}
 
 
 def plays(rng: np.random.Generator, count: int) -> Rows:
@@ -405,45 +260,12 @@ def plays(rng: np.random.Generator, count: int) -> Rows:
     return state, action, (state[np.arange(count), action] + 0.1 * rng.normal(size=count)).astype("float32")
 
 
-def policy_net() -> Any:
-    return net(dense(8, "tanh"), dense(3))()
-
-
-class Reinforce(OwnStep):
-    names = ("loss", "entropy")
-
-    def values(self, data: Any, training: bool) -> Any:
-        state, action, gain = data
-        chances = tf.nn.log_softmax(self.nets[0](state))
-        entropy = -tf.reduce_sum(tf.exp(chances) * chances, axis=1)
-        taken = tf.gather(chances, action, batch_dims=1)
-        return {"loss": -gain * taken - 0.01 * entropy, "entropy": entropy}
-
-
-def reinforce_before(train: Rows, test: Rows) -> Trained:
-    actor = policy_net()
-    model = Reinforce(actor)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([actor], [model.optimizer], fitted.history, actor.predict(test[0], verbose=0))
-
-
-def reinforce_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        actor = policy_net()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        state, action, gain = batch
-        chances = tf.nn.log_softmax(actor(state))
-        entropy = -tf.reduce_sum(tf.exp(chances) * chances, axis=1)
-        taken = tf.gather(chances, action, batch_dims=1)
-        return {"loss": -gain * taken - 0.01 * entropy, "entropy": entropy}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(actor, optimizer, loss_fn))
-    train_data, test_data = batched(train), batched(test)
-    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
-    return Trained([actor], [optimizer], fitted.history, loop.predict(test_data))
+def reinforce(nets: Any, batch: Any, training: bool) -> Any:
+    state, action, gain = batch
+    chances = tf.nn.log_softmax(nets[0](state))
+    entropy = -tf.reduce_sum(tf.exp(chances) * chances, axis=1)
+    taken = tf.gather(chances, action, batch_dims=1)
+    return {"loss": -gain * taken - 0.01 * entropy, "entropy": entropy}
 
 
 def loop_before(train: Rows, test: Rows) -> Trained:
@@ -580,39 +402,12 @@ def two_crops(rng: np.random.Generator, count: int) -> Rows:
     return x + 0.2 * noise, x - 0.2 * noise
 
 
-class SimCLR(OwnStep):
-    def values(self, data: Any, training: bool) -> Any:
-        encoder = self.nets[0]
-        first, second = (tf.math.l2_normalize(encoder(crops), 1) for crops in data)
-        every = tf.concat([first, second], axis=0)
-        same = 5 * tf.reduce_sum(first * second, axis=1)
-        totals = [tf.reduce_sum(tf.exp(5 * own @ tf.transpose(every)), 1) - tf.exp(5.0) for own in (first, second)]
-        return {"loss": (tf.math.log(totals[0]) + tf.math.log(totals[1])) / 2 - same}
-
-
-def simclr_before(train: Rows, test: Rows) -> Trained:
-    encoder = embedding_net()
-    model = SimCLR(encoder)
-    model.compile(_o.Adam(0.01), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([encoder], [model.optimizer], fitted.history, encoder.predict(test[0], verbose=0))
-
-
-def simclr_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        encoder = embedding_net()
-        optimizer = _o.Adam(0.01)
-
-    def loss_fn(batch: Any) -> Any:
-        first, second = (tf.math.l2_normalize(encoder(crops), 1) for crops in batch)
-        every = tf.concat(mk.train.all_gather([first, second]), axis=0)
-        same = 5 * tf.reduce_sum(first * second, axis=1)
-        totals = [tf.reduce_sum(tf.exp(5 * own @ tf.transpose(every)), 1) - tf.exp(5.0) for own in (first, second)]
-        return (tf.math.log(totals[0]) + tf.math.log(totals[1])) / 2 - same
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(encoder, optimizer, loss_fn, whole_batch=True))
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([encoder], [optimizer], fitted.history, loop.predict(recipe(test)))
+def simclr(nets: Any, batch: Any, training: bool, gather: Callable[[Any], Any] = tf.identity_n) -> Any:
+    first, second = (tf.math.l2_normalize(nets[0](crops), 1) for crops in batch)
+    every = tf.concat(gather([first, second]), axis=0)
+    same = 5 * tf.reduce_sum(first * second, axis=1)
+    totals = [tf.reduce_sum(tf.exp(5 * own @ tf.transpose(every)), 1) - tf.exp(5.0) for own in (first, second)]
+    return {"loss": (tf.math.log(totals[0]) + tf.math.log(totals[1])) / 2 - same}
 
 
 def bought(rng: np.random.Generator, count: int) -> Rows:
@@ -628,84 +423,73 @@ def towers() -> Any:
     ]  # fmt: skip
 
 
-class TwoTowers(OwnStep):
-    names = ("loss", "top3")
-
-    def values(self, data: Any, training: bool) -> Any:
-        users, items = self.nets
-        query, candidates = users(data[0]), items(data[1])
-        scores = query @ tf.transpose(candidates)
-        own = tf.reduce_sum(query * candidates, axis=1)
-        better = tf.reduce_sum(tf.cast(scores > own[:, None] + 1e-4, tf.float32), axis=1)
-        return {"loss": tf.reduce_logsumexp(scores, axis=1) - own, "top3": tf.cast(better < 3, tf.float32)}
+def two_towers(nets: Any, batch: Any, training: bool, gather: Callable[[Any], Any] = tf.identity) -> Any:
+    query, candidates = nets[0](batch[0]), nets[1](batch[1])
+    scores = query @ tf.transpose(gather(candidates))
+    own = tf.reduce_sum(query * candidates, axis=1)
+    better = tf.reduce_sum(tf.cast(scores > own[:, None] + 1e-4, tf.float32), axis=1)
+    return {"loss": tf.reduce_logsumexp(scores, axis=1) - own, "top3": tf.cast(better < 3, tf.float32)}
 
 
-def towers_before(train: Rows, test: Rows) -> Trained:
-    users, items = towers()
-    model = TwoTowers(users, items)
-    model.compile(_o.SGD(0.3), jit_compile=False)
-    fitted = model.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([users, items], [model.optimizer], fitted.history, users.predict(test[0], verbose=0))
-
-
-def towers_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        users, items = towers()
-        optimizer = _o.SGD(0.3)
-
-    def loss_fn(batch: Any) -> Any:
-        query, candidates = users(batch[0]), items(batch[1])
-        scores = query @ tf.transpose(mk.train.all_gather(candidates))
-        own = tf.reduce_sum(query * candidates, axis=1)
-        better = tf.reduce_sum(tf.cast(scores > own[:, None] + 1e-4, tf.float32), axis=1)
-        return {"loss": tf.reduce_logsumexp(scores, axis=1) - own, "top3": tf.cast(better < 3, tf.float32)}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss([users, items], optimizer, loss_fn, whole_batch=True))
-    train_data, test_data = batched(train), batched(test)
-    fitted = loop.fit(train_data, epochs=EPOCHS, validation_data=test_data, verbose=0)
-    return Trained([users, items], [optimizer], fitted.history, loop.predict(test_data))
-
-
-def _own(name: str, make: Any, model: Any, before: Any, after: Any) -> Script:
-    return Script(name=name, data=split(make), before=before, after=after, parts=([OwnStep, model], []))
-
-
-def as_it_is(strategy: Any, train: Rows, test: Rows) -> Trained:
-    """The first thing that one tries: the model with its train_step."""
-    with strategy.scope():
-        encoder = embedding_net()
-        model = Siamese(encoder)
-        model.compile(_o.Adam(0.01), jit_compile=False)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    fitted = loop.fit(batched(train), epochs=EPOCHS, validation_data=batched(test), verbose=0)
-    return Trained([encoder], [model.optimizer], fitted.history, np.asarray(encoder(test[0])))
-
-
+_views = {"names": ("loss", "distance"), "as_data": batched}
 ENTRIES = [
-    _own("VAE, its noise in the data", with_noise, VAE, vae_before, vae_after),
-    Script(
+    own(
+        *("VAE, its noise in the data", split(with_noise), vae_nets, vae),
+        names=("loss", "divergence"),
+        predict=decoded,
+    ),
+    own(
         name="VAE, its noise drawn",
         data=lambda: tuple((x,) for x, _ in split(itself)()),
-        before=drawn_before,
-        after=drawn_after,
-        parts=([OwnStep, DrawnVAE], []),
+        nets=drawing_vae_nets,
+        values=drawn_vae,
+        predict=decoded,
         by_shards=drawn_by_shards,
         draws=True,
     ),
-    _own("siamese net, contrastive pairs", two_views, Siamese, siamese_before, siamese_after),
-    _own("triplets in the data", triplets, Triplet, triplet_before, triplet_after),
-    _own(
-        "distillation, a frozen teacher, synchronized BatchNorm", classes, Distiller, distiller_before, distiller_after
+    own("siamese net, contrastive pairs", split(two_views), lambda: [embedding_net()], siamese, **_views),
+    own(
+        *("triplets in the data", split(triplets), lambda: [embedding_net()], triplet),
+        optimizer=lambda: _o.SGD(0.05),
+        predict=lambda nets, batch: nets[0](batch[0]["anchor"]),
     ),
-    _own("diffusion, noise and times in the data", diffused, Diffusion, diffusion_before, diffusion_after),
-    _own("Wasserstein critic with gradient penalty", real_and_fake, Critic, critic_before, critic_after),
-    _own("policy gradient on recorded plays", plays, Reinforce, reinforce_before, reinforce_after),
+    own(
+        "distillation, a frozen teacher, synchronized BatchNorm",
+        *(split(classes), student_and_teacher, distiller),
+        names=("loss", "hard"),
+    ),
+    own(
+        *("diffusion, noise and times in the data", split(diffused), lambda: [noise_net()], diffusion),
+        predict=lambda nets, batch: nets[0]([batch[0], batch[2]]),
+        as_data=batched,
+    ),
+    own(
+        *("Wasserstein critic with gradient penalty", split(diffused), lambda: [critic_net()], critic),
+        optimizer=lambda: _o.Adam(0.005),
+        names=("loss", "penalty"),
+        as_data=batched,
+    ),
+    own(
+        *("policy gradient on recorded plays", split(plays), lambda: [embedding_net()], reinforce),
+        names=("loss", "entropy"),
+        as_data=batched,
+    ),
     Script(name="a training loop by hand", data=split(regression), before=loop_before, after=loop_after),
     Script(name="GAN", data=split(with_noise), before=gan_before, after=gan_after, parts=([], [Gan])),
-    Script(name="train_step overridden, as it is", data=split(two_views), before=siamese_before, after=as_it_is),
+    own(
+        *("train_step overridden, as it is", split(two_views), lambda: [embedding_net()], siamese),
+        as_it_is=True,
+        **_views,
+    ),
+    own(
+        *("SimCLR: all pairs of the global batch", split(two_crops), lambda: [embedding_net()], simclr),
+        whole_batch=True,
+    ),
+    own(
+        *("two towers, the batch as negatives", split(bought), towers, two_towers),
+        optimizer=lambda: _o.SGD(0.3),
+        names=("loss", "top3"),
+        whole_batch=True,
+        as_data=batched,
+    ),
 ]
-if hasattr(mk.train, "all_gather"):
-    ENTRIES += [
-        _own("SimCLR: all pairs of the global batch", two_crops, SimCLR, simclr_before, simclr_after),
-        _own("two towers, the batch as negatives", bought, TwoTowers, towers_before, towers_after),
-    ]

@@ -128,11 +128,3 @@ def test_an_open_row_that_is_right_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(ENTRIES, name, dataclasses.replace(ENTRIES[name], open="not yet right"))
     assert corpus_table.failures({name: {ONE: Cell(0.5)}}) == []
     assert corpus_table.failures({name: {ONE: Cell(1e-7, 1e-7)}}) == [(name, "is no longer open")]
-
-
-def test_rows_that_are_measured_again_keep_the_heading_of_the_whole_run() -> None:
-    page = f"before\n{corpus_table.BEGIN}\n\na date: 300 cells\nCommand: `all`\n\n### Dense nets\n{corpus_table.END}"
-    head = corpus_table.with_rows_again(page)
-    assert head == f"a date: 300 cells\nCommand: `all`\n{corpus_table.AGAIN}"
-    again = page.replace("Command: `all`", f"Command: `all`\n{corpus_table.AGAIN}")
-    assert corpus_table.with_rows_again(again) == head

@@ -40,7 +40,7 @@ def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize(
     ("net", "replicas"),
-    [(mlp, 1), (cnn, 1), *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (cnn, transformer)]],
+    [(cnn, 1), *[pytest.param(net, 2, marks=pytest.mark.slow) for net in (cnn, transformer)]],
 )
 def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
     found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))
@@ -50,7 +50,7 @@ def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
 @pytest.mark.parametrize(
     ("options", "more"),
     [
-        ({"accumulate": 2}, [2 + 1, 4]),  # sums of gradients; totals
+        pytest.param({"accumulate": 2}, [2 + 1, 4], marks=pytest.mark.slow),  # sums of gradients; totals
         ({"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9}, [2 + 3, 4]),  # averages; the scale and its counters
     ],
 )

@@ -54,8 +54,8 @@ def test_an_optimizer_that_is_built_within_the_layout() -> None:
     ("rules", "net", "words"),
     [
         ({**HALVES, "block7": 1}, mlp, r"No variable fits 'block7'.*\n.*  block0_dense/bias\n"),
-        ({"block0": 0, "block1": 1}, mlp, r"No pattern fits these variables:\n  head/bias\n  head/kernel\n.*default=0"),
-        (HALVES, lambda: keras.Sequential([keras.layers.Dense(3)]), "No variable was created within the layout"),
+        ({"block0": 0, "block1": 1}, mlp, r"No pattern fits .*\n  head/bias\n  head/kernel\n"),
+        (HALVES, lambda: keras.Sequential([keras.layers.Dense(3)]), "No variable was created"),
         ({"a": 1}, lambda: keras.optimizers.Adam().build([]), "No variable was created"),  # only a model's count
     ],
     ids=["a pattern fits nothing", "no pattern fits", "nothing was created", "nothing but a learning rate"],
@@ -63,11 +63,6 @@ def test_an_optimizer_that_is_built_within_the_layout() -> None:
 def test_rules_that_do_not_fit_the_variables(rules: Any, net: Any, words: str) -> None:
     with pytest.raises(StepError, match=words):
         build(mk.parallel.Layout(rules, devices=CPUS), net)
-
-
-def test_an_error_within_the_block_is_the_one_that_is_seen() -> None:
-    with pytest.raises(ZeroDivisionError), halves():
-        raise ZeroDivisionError
 
 
 def test_the_strategy_is_entered_after_the_layout() -> None:
@@ -79,8 +74,8 @@ def test_the_strategy_is_entered_after_the_layout() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("mirrored", r"have the devices CPU:0, CPU:1, and.*are CPU:0\. .*layout.strategy"),
-        ("central_storage", "one device or mirrored, found CentralStorageStrategy"),
+        ("mirrored", r"CPU:0, CPU:1, .*layout.strategy"),
+        ("central_storage", "found CentralStorageStrategy"),
     ],
 )
 def test_another_strategy(kind: str, words: str) -> None:
@@ -92,11 +87,11 @@ def test_another_strategy(kind: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "names", "words"),
     [
-        ({"a": 2}, CPUS, r"name 3 devices \(0 to 2\), and there are 2"),
-        ({"a": 1}, ["cpu:0", "cpu:1", "cpu:2"], "for N replicas N times as many"),
+        ({"a": 2}, CPUS, "name 3 devices"),
+        ({"a": 1}, ["cpu:0", "cpu:1", "cpu:2"], "N times as many"),
         ({"a": -1}, CPUS, "'a' has the device -1"),
         ({"a": "gpu:1"}, CPUS, "'a' has the device 'gpu:1'"),
-        ({"a(": 0}, CPUS, r"The pattern 'a\(' is not a regular expression"),
+        ({"a(": 0}, CPUS, r"'a\('"),
         ({}, CPUS, "takes rules such as"),
         (HALVES, ["cpu:0", "cpu:9"], r"(?i)cpu:9"),
     ],
@@ -146,12 +141,8 @@ def test_a_model_of_which_a_part_was_built_later() -> None:
     with strategy.scope():
         model(np.ones((2, 12), "float32"))
         step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
-    with pytest.raises(StepError, match=r"placed 2 variables of the model, but not these:\n.*block1/bias\n"):
+    with pytest.raises(StepError, match=r"not these:\n.*block1/bias\n"):
         mk.train.Loop(strategy, step)
-
-
-def test_a_metric_needs_no_rule() -> None:
-    build(halves(), lambda: (mlp(), keras.metrics.AUC()))
 
 
 def test_a_name_like_that_of_a_slot() -> None:
@@ -193,7 +184,7 @@ def test_weights_that_are_all_on_one_other_device() -> None:
 
 
 def test_xla_is_refused() -> None:
-    with pytest.raises(StepError, match=r"Step\(jit_compile=True\).*several devices"):
+    with pytest.raises(StepError, match=r"Step\(jit_compile=True\)"):
         make_loop(mlp, halves(), jit_compile=True)
 
 
@@ -218,7 +209,7 @@ def test_a_step_of_ones_own_is_refused() -> None:
     strategy = layout.strategy()
     with layout, strategy.scope():
         model = mlp()
-    with pytest.raises(StepError, match="The variables of Own lie on several devices"):
+    with pytest.raises(StepError, match="variables of Own"):
         mk.train.Loop(strategy, Own(model))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,41 @@ def fit_both(
     assert_same_logs(found, {(renamed or {}).get(name, name): v for name, v in expected.items()}, rtol, atol)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < apart
     return found, loop, model
+
+
+class Interrupted(Exception):
+    """What breaks a run off in these tests."""
+
+
+def interrupt() -> None:
+    """Break the run off."""
+    raise Interrupted
+
+
+def send_sigterm() -> None:
+    """As a scheduler does."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class At(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+    """Acts once, in the hook of this name, when the run has done so many steps."""
+
+    def __init__(self, hook: str, steps: int, act: Callable[[], Any] = interrupt) -> None:
+        super().__init__()
+        self.waits = True
+
+        def strike(*args: Any, **options: Any) -> None:
+            if self.waits and self.loop.position.steps >= steps:
+                self.waits = False
+                act()
+
+        setattr(self, hook, strike)
+
+    def set_loop(self, loop: Any) -> None:
+        self.loop = loop
+
+    def get_state(self) -> None:
+        """Nothing to save."""
 
 
 def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import sequential, set_values, values_of
+from training_helpers import At, Interrupted, sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -25,30 +25,11 @@ def net() -> Any:
     )
 
 
-class Interrupted(Exception):
-    """What breaks a run off in these tests."""
-
-
-class Interrupt(keras.callbacks.Callback):  # type: ignore[name-defined]
-    """Breaks the run off at the end of the call in which this training step falls."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def set_loop(self, loop: Any) -> None:
-        self.loop = loop
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.loop.position.steps >= self.at:
-            raise Interrupted
-
-
 def break_off(loop: Any, data: Any, *callbacks: Any, at: int, **options: Any) -> None:
     """Train until this step, break off, and spoil every value, so that only what is restored can be right."""
     loop.position = mk.train.Position()  # a loop that served another test has steps behind it
     with pytest.raises(Interrupted):
-        loop.fit(data, callbacks=[*callbacks, Interrupt(at)], verbose=0, **options)
+        loop.fit(data, callbacks=[*callbacks, At("on_train_batch_end", at)], verbose=0, **options)
     spoil(loop)
 
 

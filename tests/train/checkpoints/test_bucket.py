@@ -7,8 +7,9 @@ import logging
 from typing import Any
 
 import pytest
-from checkpoint_helpers import Interrupted, check_resumed
+from checkpoint_helpers import check_resumed
 from jobs import until
+from training_helpers import Interrupted
 
 import mirrorkit as mk
 from mirrorkit import files

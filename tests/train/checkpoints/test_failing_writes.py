@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import Interrupted, names, saved_at, spoil
+from checkpoint_helpers import names, saved_at, spoil
+from training_helpers import Interrupted
 
 import mirrorkit as mk
 from mirrorkit._keras import keras

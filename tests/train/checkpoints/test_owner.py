@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_helpers import Interrupted, names, saved_at
+from checkpoint_helpers import names, saved_at
+from training_helpers import At, Interrupted
 
 import mirrorkit as mk
 from mirrorkit import files
-from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, FileError
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -38,19 +38,6 @@ def owned_by(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / ".owner").write_text(json.dumps(about))
     return folder / ".owner"
-
-
-class Do(keras.callbacks.Callback):  # type: ignore[name-defined]
-    """Does something once, at the end of a batch."""
-
-    def __init__(self, what: Any, batch: int = 1) -> None:
-        super().__init__()
-        self.what, self.batch = what, batch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch >= self.batch and self.what is not None:
-            what, self.what = self.what, None
-            what()
 
 
 @pytest.mark.parametrize("name", [".owner", "step-0000000004.npz"])
@@ -100,7 +87,7 @@ def test_the_earlier_run_stops_at_its_next_save(fresh: Any, recipe: Any, tmp_pat
         owned_by(tmp_path, host="far", pid=7)
 
     with pytest.raises(CheckpointError, match="taken it over: process 7 on far"):
-        fresh.fit(recipe, epochs=9, callbacks=[saver, Do(take_over, 2)], verbose=0)
+        fresh.fit(recipe, epochs=9, callbacks=[saver, At("on_train_batch_end", 3, take_over)], verbose=0)
     assert fresh.position.steps < 10
     assert names(tmp_path) == [".owner", *saved_at(2)]  # the other's file, and no checkpoint after it came
 
@@ -112,7 +99,7 @@ def test_a_run_whose_file_or_folder_is_gone_stops_too(fresh: Any, recipe: Any, t
     ):
         saver = mk.train.Checkpoints(tmp_path / name, every=2)
         with pytest.raises(CheckpointError, match=match):
-            fresh.fit(recipe, epochs=9, callbacks=[saver, Do(act, 2)], verbose=0)
+            fresh.fit(recipe, epochs=9, callbacks=[saver, At("on_train_batch_end", 3, act)], verbose=0)
 
 
 def test_a_later_run_may_start_while_the_earlier_one_writes(
@@ -142,7 +129,7 @@ def test_a_fit_within_a_fit_needs_a_folder_of_its_own(fresh: Any, recipe: Any, t
                 other.fit(recipe, callbacks=[inner], verbose=0)
             found.append(str(error.value))
 
-    fresh.fit(recipe, epochs=2, callbacks=[saver, Do(train)], verbose=0)
+    fresh.fit(recipe, epochs=2, callbacks=[saver, At("on_train_batch_end", 2, train)], verbose=0)
     assert f"Another run writes checkpoints to {tmp_path}: this process" in found[0]
     assert "belong to a fit that is running" in found[1]
     assert names(tmp_path) == saved_at(6, 8, 10)
@@ -154,8 +141,9 @@ def test_the_folder_is_free_after_every_end(fresh: Any, recipe: Any, tmp_path: P
         raise error
 
     for error in (Interrupted(), KeyboardInterrupt()):
+        callbacks = [mk.train.Checkpoints(tmp_path, every=1), At("on_train_batch_end", 3, stop)]
         with pytest.raises(type(error)):
-            fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=1), Do(stop, 2)], verbose=0)
+            fresh.fit(recipe, epochs=2, callbacks=callbacks, verbose=0)
         assert ".owner" not in names(tmp_path)
     fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     assert names(tmp_path)[0].startswith("step")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_helpers import Interrupted, bits, names, saved_at, spoil
-from training_helpers import line_net, set_values, values_of
+from checkpoint_helpers import bits, names, saved_at, spoil
+from training_helpers import At, Interrupted, line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -26,24 +26,9 @@ def _handlers_are_given_back() -> Any:
     assert {number: signal.getsignal(number) for number in HANDLERS} == before
 
 
-class Send(keras.callbacks.Callback):  # type: ignore[name-defined]
-    """Sends this process a signal within the hook of that name, when the run has done so many steps."""
-
-    def __init__(self, number: int, hook: str, *, at: int, times: int = 1) -> None:
-        super().__init__()
-        self.left = times
-        setattr(self, hook, lambda *args, **kwargs: self._send(number, at))
-
-    def set_loop(self, loop: Any) -> None:
-        self.loop = loop
-
-    def get_state(self) -> None:
-        """Nothing to save: each fit is to get its signals."""
-
-    def _send(self, number: int, at: int) -> None:
-        if self.loop.position.steps >= at and self.left:
-            self.left -= 1
-            os.kill(os.getpid(), number)
+def send(number: int, hook: str, *, at: int) -> At:
+    """Send this process a signal within the hook of that name, when the run has done so many steps."""
+    return At(hook, at, lambda: os.kill(os.getpid(), number))
 
 
 def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
@@ -64,7 +49,7 @@ def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
         set_values(fresh, start)
         fresh.position = mk.train.Position()
         with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as left:
-            fresh.fit(recipe, callbacks=[saver, Send(number, hook, at=at)], **options)
+            fresh.fit(recipe, callbacks=[saver, send(number, hook, at=at)], **options)
         assert number == signal.SIGINT or left.value.code == 143
         assert names(folder) == saved_at(saved)
         assert f"{signal.Signals(number).name}: saving a checkpoint after this call" in capfd.readouterr().err
@@ -77,7 +62,7 @@ def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
 def test_the_exit_code_is_the_schedulers_choice(fresh: Any, recipe: Any, tmp_path: Path) -> None:
     saver = mk.train.Checkpoints(tmp_path, exit_code=75)
     with pytest.raises(SystemExit) as left:
-        fresh.fit(recipe, callbacks=[saver, Send(signal.SIGTERM, "on_train_batch_begin", at=0)], verbose=0)
+        fresh.fit(recipe, callbacks=[saver, send(signal.SIGTERM, "on_train_batch_begin", at=0)], verbose=0)
     assert left.value.code == 75
 
 
@@ -85,7 +70,7 @@ def test_a_signal_in_the_last_call_is_not_lost(fresh: Any, recipe: Any, tmp_path
     saver = mk.train.Checkpoints(tmp_path)
     for hook in ("on_epoch_end", "on_train_end"):
         with pytest.raises(SystemExit):
-            fresh.fit(recipe, callbacks=[saver, Send(signal.SIGTERM, hook, at=1)], verbose=0)
+            fresh.fit(recipe, callbacks=[saver, send(signal.SIGTERM, hook, at=1)], verbose=0)
     assert names(tmp_path) == saved_at(5)
 
 
@@ -95,8 +80,8 @@ def test_a_second_ctrl_c_interrupts_at_once(fresh: Any, recipe: Any, tmp_path: P
             recipe,
             callbacks=[
                 mk.train.Checkpoints(tmp_path),
-                Send(signal.SIGINT, "on_train_batch_begin", at=0, times=1),
-                Send(signal.SIGINT, "on_train_batch_begin", at=0, times=1),
+                send(signal.SIGINT, "on_train_batch_begin", at=0),
+                send(signal.SIGINT, "on_train_batch_begin", at=0),
             ],
             verbose=0,
         )
@@ -122,7 +107,7 @@ def test_a_signal_that_is_ignored_stays_ignored(fresh: Any, recipe: Any, tmp_pat
         fresh.fit(
             *(recipe,),
             verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path), Send(signal.SIGINT, "on_train_batch_begin", at=0)],
+            callbacks=[mk.train.Checkpoints(tmp_path), send(signal.SIGINT, "on_train_batch_begin", at=0)],
         )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -152,7 +137,7 @@ def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(
             *(recipe,),
             epochs=2,
             verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path, every=99), Send(signal.SIGTERM, "on_train_batch_begin", at=0)],
+            callbacks=[mk.train.Checkpoints(tmp_path, every=99), send(signal.SIGTERM, "on_train_batch_begin", at=0)],
         )
     assert sent == [4 * signal.SIGTERM] * 2
     assert names(tmp_path) == saved_at(4)
@@ -171,7 +156,7 @@ def test_a_signal_in_a_validation_on_averages_saves_the_weights(make_loop: Any, 
     ended: list[int] = []
     ends = keras.callbacks.Callback()
     ends.on_test_batch_end = lambda batch, logs=None: ended.append(batch)
-    stop = Send(signal.SIGTERM, "on_test_batch_begin", at=3)
+    stop = send(signal.SIGTERM, "on_test_batch_begin", at=3)
     with pytest.raises(SystemExit):
         loop.fit(data, callbacks=[stop, mk.train.Checkpoints(tmp_path), ends], **options)
     assert len(ended) == 1, "the validation is left after its present call"

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from checkpoint_helpers import Interrupt, Interrupted, bits, break_off, check_resumed, names, saved_at, spoil
+from checkpoint_helpers import bits, break_off, check_resumed, names, saved_at, spoil
+from step_helpers import Line
 from training_helpers import (
+    At,
+    Interrupted,
     largest_difference,
     line_net,
     plain_dataset,
@@ -173,7 +175,7 @@ def test_restore_by_hand_to_evaluate_or_to_go_on(fresh: Any, as_new: Any, recipe
             epochs=3,
             validation_data=recipe,
             verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path), Interrupt(12)],
+            callbacks=[mk.train.Checkpoints(tmp_path), At("on_train_batch_end", 12)],
         )
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     spoil(fresh)
@@ -227,49 +229,14 @@ def test_within_an_epoch_batch_size_and_metrics_must_stay(make_loop: Any, number
 # --- a step of the user's own
 
 
-class Slope:
-    """The smallest custom step: a line through the origin."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, tell: bool) -> None:
-        with strategy.scope():
-            self.slope = tf.Variable([[0.0]] * 4, name="slope")
-        if tell:
-            self.variables = [self.slope]
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        self.write = mk.train.Update(strategy, [self.slope], self.new_values)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        error = x @ tf.convert_to_tensor(self.slope) - y
-        return {
-            "gradient": tf.matmul(x, error, transpose_a=True),
-            "n": tf.cast(tf.shape(x)[0], tf.float32),
-            "loss": tf.reduce_sum(error**2),
-        }
-
-    def new_values(self, sums: Any, values: Any) -> Any:
-        return [values[0] - 0.1 * sums["gradient"] / sums["n"]], {"loss": sums["loss"] / sums["n"]}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
-        return self.write(sums)
-
-
 def test_a_step_of_ones_own(strategy_of: Any, recipe: Any, tmp_path: Path) -> None:
     strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = Line()
+    check_resumed(mk.train.Loop(strategy, step, steps_per_call=2), recipe, tmp_path, every=3, at=[7], epochs=2)
 
-    def run(tell: bool = True) -> Any:
-        return mk.train.Loop(strategy, Slope(strategy, tell), steps_per_call=2)
+    class Silent:
+        build = compute = update = lambda self, *args: None
 
-    loop = run()
-    history = loop.fit(recipe, epochs=2, verbose=0).history
-    expected = loop.step.slope.numpy()
-    loop.step.slope.assign([[0.0]] * 4)
-    loop.position = mk.train.Position()
-    with pytest.raises(Interrupted):
-        loop.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path, every=3), Interrupt(7)], verbose=0)
-    loop.step.slope.assign([[9.0]] * 4)
-    assert loop.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0).history == history
-    np.testing.assert_array_equal(loop.step.slope.numpy(), expected)
-    with pytest.raises(StepError, match="Slope does not say"):
-        run(tell=False).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    with pytest.raises(StepError, match="Silent does not say"):
+        mk.train.Loop(strategy, Silent()).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)

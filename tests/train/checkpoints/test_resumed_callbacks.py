@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import watched_run as run
-from checkpoint_helpers import Interrupted, bits, spoil
-from training_helpers import set_values, values_of
+from checkpoint_helpers import bits, spoil
+from training_helpers import At, Interrupted, send_sigterm, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -23,27 +21,6 @@ pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not instal
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-class At(C.Callback):  # type: ignore[name-defined, misc]
-    """Breaks the run off in a hook, after a number of steps; with `sends` it receives SIGTERM there."""
-
-    def __init__(self, hook: str, steps: int, *, sends: bool = False) -> None:
-        super().__init__()
-
-        def strike(*args: Any, **options: Any) -> None:
-            if self.loop.position.steps >= steps and sends:
-                os.kill(os.getpid(), signal.SIGTERM)
-            elif self.loop.position.steps >= steps:
-                raise Interrupted
-
-        setattr(self, hook, strike)
-
-    def set_loop(self, loop: Any) -> None:
-        self.loop = loop
-
-    def get_state(self) -> None:
-        """Nothing to save."""
-
-
 PLACES = [  # every how many steps it saves, and where it is broken off
     (2, At("on_train_batch_end", 3)),
     (2, At("on_train_batch_end", 5)),  # the last of an epoch
@@ -51,8 +28,8 @@ PLACES = [  # every how many steps it saves, and where it is broken off
     (1, At("on_test_begin", 15)),
     ("epoch", At("on_epoch_begin", 15)),
     (2, At("on_epoch_end", 20)),
-    (2, At("on_train_batch_begin", 23, sends=True)),
-    (99, At("on_test_batch_begin", 25, sends=True)),  # while the averages are in the place of the weights
+    (2, At("on_train_batch_begin", 23, send_sigterm)),
+    (99, At("on_test_batch_begin", 25, send_sigterm)),  # while the averages are in the place of the weights
     ("epoch", At("on_train_batch_end", 33)),
     ("epoch", At("on_train_end", 45)),  # EarlyStopping has decided to stop
 ]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_helpers import calls_of
+from step_helpers import Line
 from training_helpers import sequential, set_values, values_of
 
 import mirrorkit as mk
@@ -189,32 +190,12 @@ def test_steps_that_the_loss_scale_skips_are_no_alarm(make_loop: Any, numbers: A
     assert is_finite(values_of(loop))
 
 
-class OwnStep:
-    """A step of the user's own that ignores the NaN in its loss; it need not say what it changes."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def build(self, strategy: Any) -> None:
-        def apply(sums: Any, values: Any) -> Any:
-            return [v - 0.01 * g for v, g in zip(values, sums["gradients"], strict=True)], {"loss": sums["loss"]}
-
-        self._update = mk.train.Update(strategy, self.model.trainable_variables, apply)
-
-    def compute(self, batch: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(self.model(batch[0]) - batch[1]))
-        return {"gradients": tape.gradient(loss, self.model.trainable_variables), "loss": loss}
-
-    def update(self, strategy: Any, sums: Any) -> Any:
-        return self._update(sums)
-
-
 def test_a_step_of_the_users_own(strategy_of: Callable[..., Any], numbers: Any) -> None:
     strategy = strategy_of(*TWO)
     with strategy.scope():
-        model = hiding()
-    loop = mk.train.Loop(strategy, OwnStep(model), steps_per_call=4)
+        step = Line()
+        step.net = hiding()
+    loop = mk.train.Loop(strategy, step, steps_per_call=4)
     with pytest.raises(NonFiniteLossError, match="first/kernel"):
         loop.fit(examples(numbers, bad=7), verbose=0)
 

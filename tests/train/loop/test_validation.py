@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import line_net, plain_dataset, set_values, values_of
+from training_helpers import At, Interrupted, interrupt, line_net, plain_dataset, send_sigterm, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -120,34 +118,13 @@ def test_model_checkpoint_saves_the_best_within_an_epoch(
     assert loop.evaluate(validation)["loss"] == pytest.approx(min(first), rel=1e-6)
 
 
-class Leave(C.Callback):  # type: ignore[name-defined, misc]
-    """Ends the process, as a scheduler does, in a hook after some steps; or breaks off."""
-
-    def __init__(self, hook: str, steps: int, *, sends: bool) -> None:
-        super().__init__()
-
-        def leave(*args: Any, **options: Any) -> None:
-            if self.loop.position.steps == steps and sends:
-                os.kill(os.getpid(), signal.SIGTERM)
-            elif self.loop.position.steps == steps:
-                raise KeyError
-
-        setattr(self, hook, leave)
-
-    def set_loop(self, loop: Any) -> None:
-        self.loop = loop
-
-    def get_state(self) -> None:
-        """Nothing to save."""
-
-
-PLACES = {  # the hook, the steps that are done, whether it is told to leave or killed; after how many steps it saves
-    "within the validation": ("on_test_batch_begin", 4, True, "epoch"),
-    "as it begins": ("on_test_begin", 7, True, 1),
-    "after it": ("on_train_batch_end", 4, True, 2),
-    "killed within it": ("on_test_batch_begin", 4, False, 1),
-    "killed after it": ("on_train_batch_end", 7, False, "epoch"),
-    "in the step before it": ("on_train_batch_begin", 3, True, 2),
+PLACES = {  # the hook, the steps that are done, what happens there; after how many steps it saves
+    "within the validation": ("on_test_batch_begin", 4, send_sigterm, "epoch"),
+    "as it begins": ("on_test_begin", 7, send_sigterm, 1),
+    "after it": ("on_train_batch_end", 4, send_sigterm, 2),
+    "killed within it": ("on_test_batch_begin", 4, interrupt, 1),
+    "killed after it": ("on_train_batch_end", 7, interrupt, "epoch"),
+    "in the step before it": ("on_train_batch_begin", 3, send_sigterm, 2),
 }
 
 
@@ -161,14 +138,14 @@ def unbroken() -> list[Any]:
 def test_a_validation_is_neither_lost_nor_made_twice(
     place: str, unbroken: list[Any], line: Any, recipe: Any, validation: Any, tmp_path: Path
 ) -> None:
-    hook, steps, sends, every = PLACES[place]
+    hook, steps, act, every = PLACES[place]
     start = values_of(line)
     if not unbroken:
         unbroken += [*_fit(line, recipe, validation, length=1)[:2], values_of(line)]
         set_values(line, start)
     expected, report, weights = unbroken
-    saver, leave = mk.train.Checkpoints(tmp_path, every=every), Leave(hook, steps, sends=sends)
-    with pytest.raises(SystemExit if sends else KeyError):
+    saver, leave = mk.train.Checkpoints(tmp_path, every=every), At(hook, steps, act)
+    with pytest.raises(Interrupted if act is interrupt else SystemExit):
         _fit(line, recipe, validation, leave, saver, length=1)
     set_values(line, [value + 7 for value in start] if any(tmp_path.glob("*.npz")) else start)
     found, resumed, _ = _fit(line, recipe, validation, saver, length=1)
@@ -181,7 +158,7 @@ def test_a_validation_is_neither_lost_nor_made_twice(
 def test_what_was_to_be_validated_on_may_be_gone(line: Any, recipe: Any, validation: Any, tmp_path: Path) -> None:
     saver = mk.train.Checkpoints(tmp_path)
     with pytest.raises(SystemExit):
-        _fit(line, recipe, validation, saver, Leave("on_test_begin", 4, sends=True))
+        _fit(line, recipe, validation, saver, At("on_test_begin", 4, send_sigterm))
     _, report, _ = _fit(line, recipe, None, saver, validate_every=None)
     assert len(report.history["loss"]) == 2
 
