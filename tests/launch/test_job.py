@@ -117,6 +117,18 @@ def _fails_after_steps(place: _Placement, tasks: list[_Task]) -> None:
     tasks[0].ends(9)
 
 
+def _begins(step: int, *, saves: bool) -> _Deed:
+    def deed(place: _Placement, tasks: list[_Task]) -> None:
+        for what, number in ((journal.BEGAN, 0), (journal.RESTORED, step), (journal.STEPS, step + 8)):
+            tasks[0].notes(what, number)
+        if saves:
+            tasks[0].notes(journal.SAVED, step + 8)
+        tasks[0].ends(7 if len(place.widths) == 1 else 0)
+        _well(place, tasks)
+
+    return deed
+
+
 def _gets_room(number: int) -> _Deed:
     return lambda place, tasks: place.has_room(number)
 
@@ -267,3 +279,10 @@ def test_a_ps_or_a_chief_that_fails_ends_the_job_which_starts_again_as_a_whole(
 
     assert _run((1, 1), fails, is_through, max_restarts=1, before=_serves) == (0, [1, 1])
     assert _said(capsys) == [f"{name} ended with exit code 7; ending the others", "restart 1 of 1"]
+
+
+def test_a_training_that_has_saved_and_begins_anew_is_refused() -> None:
+    assert _run((1, 2), _begins(0, saves=False), _begins(0, saves=False)) == (0, [2, 1])
+    assert _run((1, 2), _begins(0, saves=True), _begins(8, saves=True)) == (0, [2, 1])
+    with pytest.raises(JobError, match="Step 8 was saved"):
+        _run((1, 2), _begins(0, saves=True), _begins(0, saves=True))

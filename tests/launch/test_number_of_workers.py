@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import re
@@ -152,25 +151,6 @@ sys.exit(7 if attempt == 1 else 0)
     total, noticed, *_, first = map(float, found.groups())
     assert noticed >= 0.4  # the sleep after the last step
     assert 0.1 <= first < total
-
-
-@pytest.mark.parametrize("saved", [0, 8])
-def test_a_training_that_has_saved_and_begins_anew_is_refused(saved: int, script: Any) -> None:
-    code = f"""
-from mirrorkit import journal
-path = os.environ["MIRRORKIT_JOURNAL"]
-journal.write(path, "began", 0)
-journal.write(path, "restored", 0)
-journal.write(path, "steps", 8)
-if {saved}:
-    journal.saved({saved})
-if attempt == 1: sys.exit(7)
-if {saved}: wait()
-"""
-    refused = pytest.raises(JobError, match="Step 8 was saved")
-    with refused if saved else contextlib.nullcontext():
-        assert launch(script(ATTEMPT + code), workers=(1, 2)) == 0
-    assert widths() == [2, 1]
 
 
 def test_a_job_of_a_fixed_number_of_workers_keeps_no_journal(script: Any) -> None:
