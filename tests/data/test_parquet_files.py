@@ -89,6 +89,12 @@ def test_what_the_order_depends_on(tmp_path):
     assert order() == first != sorted(first)
     for change in ({"epoch": 2}, {"buffer": 40}):  # and as the streams, in test_record_streams.py
         assert order(**change) != first, change
+    write_tables(tmp_path / "one group", [50], 50)
+    orders = [
+        order_of(data.parquet(tmp_path / "one group", x="number", shuffle=True, seed=seed, **SIZE), epoch)
+        for seed, epoch in ((0, 1), (0, 2), (1, 1))
+    ]
+    assert len(set(map(tuple, orders))) == 3
 
 
 def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
