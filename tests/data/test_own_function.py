@@ -34,6 +34,8 @@ def test_one_process_reads_everything_and_workers_their_shards():
     assert labels(recipe.dataset()) == np.arange(24).reshape(4, 6).tolist()
     assert labels(recipe.dataset(2, 3)) == [[218, 219, 220, 221, 222, 223]]
     assert labels(recipe.dataset(1, 2, input_context=context(1, 3))) == [[113, 116], [119, 122]]
+    with pytest.raises(RecipeError, match=r"start in 0 \.\. 4"):
+        recipe.dataset(0, 5)
 
 
 def test_the_epoch_is_given_to_those_who_take_it():

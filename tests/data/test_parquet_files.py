@@ -75,6 +75,8 @@ def test_workers_together_read_every_row_once_from_any_position(tmp_path, monkey
     assert sorted(x["number"]) == list(range(112))
     np.testing.assert_array_equal(x["number"] % 7, y)
     assert_same(assert_workers_read_the_same(recipe, 1, 5, workers, 1), whole[5:])
+    with pytest.raises(RecipeError, match=r"start in 0 \.\. 14"):
+        recipe.dataset(0, 15)
 
 
 def test_what_the_order_depends_on(tmp_path):
