@@ -44,13 +44,6 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
-# Modules that take long: begun last, one process would end with them while the other waits.
-LONGEST = (
-    *("test_in_process.py", "test_record_reading.py", "test_resume.py", "test_two_workers.py"),
-    *("test_synchronized.py", "test_custom_passes.py", "test_inspection.py", "test_warm_up.py"),
-)
-
-
 @pytest.fixture
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings of 1 MiB are tables that are updated in place, whatever the optimizer."""
@@ -59,8 +52,7 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest modules; pytest-xdist deals the modules in this order (`--no-loadscope-reorder`)."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Leave out what is about CPU devices where the replicas are elsewhere."""
     for item in items:
         if device_choice.DEVICE != "cpu" and item.get_closest_marker("cpu"):
             item.add_marker(pytest.mark.skip(reason="it is about CPU devices"))
