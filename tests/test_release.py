@@ -1,4 +1,4 @@
-"""The slow tests ran whole not too long ago, and passed: the result of tests/release.sh is judged."""
+"""The slow tests ran whole not too long ago, and passed: what tests/release.sh wrote. Those of `.ci/run` exist."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def test_the_last_run_passed_and_is_not_too_old() -> None:
     except CannotTellError as error:
         pytest.skip(str(error))
     assert not found, found
+
+
+def test_the_slow_tests_of_every_change_exist() -> None:
+    named = re.findall(r"(tests/\S+\.py)::(\w+)", (ROOT / ".ci/run").read_text())
+    assert len(named) == 4
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
 
 
 @pytest.fixture
