@@ -108,7 +108,7 @@ def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
 def test_a_task_that_left_again_is_missing_and_may_come_back(cluster):
     with ThreadPoolExecutor() as pool:
         host = pool.submit(together, cluster)
-        (error,) = together(as_task(cluster, 1), timeout=0.5)
+        (error,) = together(as_task(cluster, 1), timeout=1.0)
         assert "worker 2" in error
         assert not host.done()
         assert together(as_task(cluster, 2), as_task(cluster, 1)) == [None, None]
