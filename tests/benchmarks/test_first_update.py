@@ -1,4 +1,4 @@
-"""examples/benchmarks/first_update.py: what it compares, its tables, and what it writes."""
+"""examples/benchmarks/first_update.py: what it compares, and its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input without a training: which rows are read and counted, epoch after epoch, and the rates made of them."""
+"""The input without a training: which rows a worker reads and counts, and the rates made of them."""
 
 from __future__ import annotations
 

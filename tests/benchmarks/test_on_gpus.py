@@ -1,4 +1,4 @@
-"""What gpu.py runs in other processes."""
+"""What of a comparison on GPUs can be seen without one: weights come close, and a net for which they do not."""
 
 from __future__ import annotations
 
