@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from table_helpers import BATCH, SIZE, WIDTH, WORDS, fitted, net, table, words
-from training_helpers import line_net, sequential
+from table_helpers import SIZE, WIDTH, WORDS, net, table
+from training_helpers import sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -21,36 +21,32 @@ pytestmark = [
 ]
 
 _ASKED = [True, "lazy"]
-_CURE = r".*Leave out sparse_embeddings: then tables are updated as Keras updates them\."
+_CURE = r".*Leave out sparse_embeddings"
 
 
 @pytest.mark.parametrize("given", ["Lazy", "sparse", None, 2, 0.5])
 def test_what_is_no_way_to_update_tables(given: Any) -> None:
-    with pytest.raises(StepError, match=r'sparse_embeddings is "auto", True, False or "lazy"; found'):
+    with pytest.raises(StepError, match='"lazy"; found'):
         mk.train.Step(net(), o.SGD(), loss="mse", sparse_embeddings=given)
 
 
 _EXCLUDED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "ema": (o.SGD, {"ema": 0.9}, "and ema=0.9 excludes it"),
-    "jit_compile": (o.SGD, {"jit_compile": True}, "and jit_compile=True excludes it"),
-    "shard_optimizer": (o.SGD, {"shard_optimizer": True}, "and shard_optimizer=True excludes it"),
-    "clipnorm": (lambda: o.Adam(clipnorm=0.5), {}, r"and Adam\(clipnorm=0.5\) looks at whole weights"),
-    "global_clipnorm": (lambda: o.SGD(global_clipnorm=2.0), {}, r"and SGD\(global_clipnorm=2.0\) looks at whole"),
-    "use_ema": (lambda: o.SGD(use_ema=True), {}, r"and SGD\(use_ema=True\) looks at whole weights"),
-    "Ftrl": (o.Ftrl, {}, r"and it is for optimizers that treat every number.*found keras\S+\.Ftrl"),
-    "Lamb": (o.Lamb, {}, r"and it is for optimizers that treat every number.*found keras\S+\.Lamb"),
-    "a subclass": (
-        lambda: type("Mine", (o.SGD,), {})(),
-        {},
-        r"and it is for optimizers that treat every number.*found \S+\.Mine",
-    ),
+    "ema": (o.SGD, {"ema": 0.9}, "ema=0.9 excludes"),
+    "jit_compile": (o.SGD, {"jit_compile": True}, "jit_compile=True excludes"),
+    "shard_optimizer": (o.SGD, {"shard_optimizer": True}, "shard_optimizer=True excludes"),
+    "clipnorm": (lambda: o.Adam(clipnorm=0.5), {}, r"Adam\(clipnorm=0.5\)"),
+    "global_clipnorm": (lambda: o.SGD(global_clipnorm=2.0), {}, r"SGD\(global_clipnorm=2.0\)"),
+    "use_ema": (lambda: o.SGD(use_ema=True), {}, r"SGD\(use_ema=True\)"),
+    "Ftrl": (o.Ftrl, {}, r"found keras\S+\.Ftrl"),
+    "Lamb": (o.Lamb, {}, r"found keras\S+\.Lamb"),
+    "a subclass": (lambda: type("Mine", (o.SGD,), {})(), {}, r"found \S+\.Mine"),
 }
 
 
 @pytest.mark.parametrize("asked", _ASKED)
 @pytest.mark.parametrize(("optimizer", "options", "said"), _EXCLUDED.values(), ids=_EXCLUDED)
 def test_when_a_step_is_made(optimizer: Any, options: Any, said: str, asked: Any) -> None:
-    with pytest.raises(StepError, match=f"sparse_embeddings={asked!r} was asked for, {said}{_CURE}"):
+    with pytest.raises(StepError, match=f"sparse_embeddings={asked!r} .*{said}{_CURE}"):
         mk.train.Step(net(), optimizer(), loss="mse", sparse_embeddings=asked, **options)
 
 
@@ -60,26 +56,21 @@ def test_auto_leaves_them_as_they_were(optimizer: Any, options: Any, said: str, 
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
 
 
-def _constrained() -> Any:
-    return sequential((WORDS,), table(embeddings_constraint="unit_norm"), L.Flatten(), L.Dense(1))
+_WITHOUT: dict[str, Callable[[], list[Any]]] = {
+    "no embedding": list,
+    "constrained": lambda: [table(embeddings_constraint="unit_norm")],
+    "frozen": lambda: [table(trainable=False)],
+    "small": lambda: [L.Embedding(SIZE - 1, WIDTH)],
+    "half": lambda: [L.Embedding(2 * SIZE, WIDTH, dtype="bfloat16")],
+}
 
 
-def _frozen() -> Any:
-    return sequential((WORDS,), table(trainable=False), L.Flatten(), L.Dense(1))
+@pytest.mark.parametrize("first", _WITHOUT.values(), ids=_WITHOUT)
+def test_models_without_a_table(first: Any, make_loop: Any) -> None:
+    def make_net() -> Any:
+        return sequential((WORDS,), *first(), L.Flatten(), L.Dense(1))
 
-
-def _small() -> Any:
-    return sequential((WORDS,), L.Embedding(SIZE - 1, WIDTH), L.Flatten(), L.Dense(1))
-
-
-def _half() -> Any:
-    return sequential((WORDS,), L.Embedding(2 * SIZE, WIDTH, dtype="bfloat16"), L.Flatten(), L.Dense(1))
-
-
-@pytest.mark.parametrize("make_net", [line_net, _constrained, _frozen, _small, _half])
-def test_models_without_a_table(make_net: Any, make_loop: Any) -> None:
-    said = "no trainable keras.layers.Embedding of float32 without a constraint of 16 MiB or more"
-    with pytest.raises(StepError, match=f"sparse_embeddings=True was asked for, and the model has {said}{_CURE}"):
+    with pytest.raises(StepError, match=f"sparse_embeddings=True .*no trainable keras.layers.Embedding{_CURE}"):
         make_loop(("one_device", 1), make_net, sparse_embeddings=True)
     loop = make_loop(("one_device", 1), make_net)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
@@ -92,17 +83,16 @@ def test_lazy_is_for_all_embeddings_of_a_model(other: dict[str, Any], make_loop:
         both = [table("one")(x), L.Embedding(9, WIDTH, name="other", **other)(x)]
         return keras.Model(x, L.Dense(1)(L.Flatten()(L.Add()(both))))
 
-    with pytest.raises(StepError, match=f"other/embeddings is not of float32, or has a constraint{_CURE}"):
+    with pytest.raises(StepError, match=f"other/embeddings{_CURE}"):
         make_loop(("one_device", 1), two, sparse_embeddings="lazy")
     assert list(make_loop(("one_device", 1), two, sparse_embeddings=True).step.variables)
 
 
 @pytest.mark.parametrize("asked", _ASKED)
 def test_strategies_without_a_copy_on_each_replica(asked: Any, make_loop: Any) -> None:
-    with pytest.raises(StepError, match=f"CentralStorageStrategy has no copy of the tables on each replica{_CURE}"):
+    with pytest.raises(StepError, match=f"CentralStorageStrategy has no copy{_CURE}"):
         make_loop(("central_storage", 2), net, sparse_embeddings=asked)
     loop = make_loop(("central_storage", 2), net)
-    fitted(loop, words(BATCH), epochs=1)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
 
 
@@ -113,7 +103,7 @@ def test_a_model_on_several_devices(strategy_of: Any) -> None:
         model = sequential((WORDS,), table(), L.Flatten(), L.Dense(1, name="line"))
         optimizer = o.SGD()
     step = mk.train.Step(model, optimizer, loss="mse", sparse_embeddings=True)
-    with pytest.raises(StepError, match=rf"the model is placed on several devices \(mk.parallel.Layout\){_CURE}"):
+    with pytest.raises(StepError, match=f"placed on several devices{_CURE}"):
         step.build(strategy)
 
 
