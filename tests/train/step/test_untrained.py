@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, plain_dataset, sequential
+from training_helpers import KINDS, THREE, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -23,9 +23,9 @@ def _net() -> Any:
     return sequential((4,), L.Dense(3, kernel_regularizer=regularizer), L.BatchNormalization(), L.Dense(1))
 
 
-@pytest.fixture(params=KINDS, ids=str)
-def strategy(request: Any, strategy_of: Any) -> Any:
-    return strategy_of(*request.param)
+@pytest.fixture
+def three(strategy_of: Any) -> Any:
+    return strategy_of(*THREE)
 
 
 def _made(strategy: Any, net: Any = _net, **options: Any) -> mk.train.Loop:
@@ -40,55 +40,51 @@ def _data(numbers: Any) -> Any:
     return mk.data.batches(mk.data.arrays(*numbers), global_batch_size=8)
 
 
-def test_predictions_are_kerass(strategy: Any, numbers: Any) -> None:
-    loop = _made(strategy)
+@pytest.mark.parametrize("where", KINDS, ids=str)
+def test_predictions_loss_and_metrics_are_kerass(where: Any, strategy_of: Any, numbers: Any) -> None:
+    """With what layers add to the loss; every variable keeps its value."""
+    root = keras.metrics.RootMeanSquaredError(name="rmse")
+    loop = _made(strategy_of(*where), loss="mse", metrics=["mae"], weighted_metrics=[root])
     model = loop.step.model
     before = model.get_weights()
     found = loop.predict(_data(numbers))
-    np.testing.assert_allclose(found, model(numbers[0], training=False), rtol=1e-5, atol=1e-6)
+    expected = np.asarray(model(numbers[0], training=False))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    squares = np.mean((expected - numbers[1]) ** 2)
+    assert loop.evaluate(_data(numbers)) == {
+        "loss": pytest.approx(squares + float(model.losses[0]), rel=1e-5),
+        "mae": pytest.approx(np.abs(expected - numbers[1]).mean(), rel=1e-5),
+        "rmse": pytest.approx(np.sqrt(squares), rel=1e-5),
+    }
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
-    assert not model.compiled  # nobody said how
     np.testing.assert_array_equal(loop.predict(plain_dataset(numbers[0], batch=8)), found)
 
 
-def test_a_checkpoint_of_the_training_is_restored(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
+def test_a_checkpoint_of_the_training_is_restored(three: Any, numbers: Any, tmp_path: Any) -> None:
+    with three.scope():
         model, optimizer = _net(), keras.optimizers.Adam(0.1)
-    trained = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", ema=0.9))
-    trained.fit(_data(numbers), epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
-    loop = _made(strategy)
-    assert loop.restore(tmp_path).epoch == 2
+    trained = mk.train.Loop(three, mk.train.Step(model, optimizer, loss="mse", ema=0.9))
+    trained.fit(_data(numbers), verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    loop = _made(three)
+    assert loop.restore(tmp_path).epoch == 1
     np.testing.assert_array_equal(loop.predict(_data(numbers)), trained.predict(_data(numbers)))
-    other = _made(strategy, lambda: sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dense(2)))
+    other = _made(three, lambda: sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dense(2)))
     before = other.step.model.get_weights()
     with pytest.raises(CheckpointError, match=r"other shape or dtype: .*dense_\d*/kernel"):
         other.restore(tmp_path)
     assert all(np.array_equal(a, b) for a, b in zip(other.step.model.get_weights(), before, strict=True))
 
 
-@pytest.mark.parametrize("net", [_net, lambda: sequential((4,), L.Dense(1))], ids=["regularized", "line"])
-def test_metrics_alone_are_evaluated(net: Any, strategy: Any, numbers: Any) -> None:
-    loop = _made(strategy, net, metrics=["mae"], weighted_metrics=[keras.metrics.RootMeanSquaredError(name="rmse")])
+def test_metrics_alone_are_evaluated(three: Any, numbers: Any) -> None:
+    loop = _made(three, metrics=["mae"])
     apart = np.asarray(loop.step.model(numbers[0], training=False)) - numbers[1]
-    found = loop.evaluate(_data(numbers))
-    assert found.keys() == {"mae", "rmse"}
-    assert found["mae"] == pytest.approx(np.abs(apart).mean(), rel=1e-5)
-    assert found["rmse"] == pytest.approx(np.sqrt((apart**2).mean()), rel=1e-5)
+    assert loop.evaluate(_data(numbers)) == {"mae": pytest.approx(np.abs(apart).mean(), rel=1e-5)}
+    assert not _made(three).step.model.compiled  # nobody said how
 
 
-def test_a_loss_is_evaluated_with_what_layers_add(strategy: Any, numbers: Any) -> None:
-    loop = _made(strategy, loss="mse", metrics=["mae"])
-    model = loop.step.model
-    apart = np.asarray(model(numbers[0], training=False)) - numbers[1]
-    found = loop.evaluate(_data(numbers))
-    assert found["loss"] == pytest.approx((apart**2).mean() + float(model.losses[0]), rel=1e-5)
-    assert found.keys() == {"loss", "mae"}
-
-
-def test_callbacks_of_an_evaluation_are_told(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
+def test_callbacks_of_an_evaluation_are_told(three: Any, numbers: Any, tmp_path: Any) -> None:
     pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
-    loop = _made(strategy_of("mirrored", 3), metrics=["mae"])
+    loop = _made(three, metrics=["mae"])
     loop.evaluate(_data(numbers), callbacks=[keras.callbacks.TensorBoard(tmp_path)])  # it asks for the optimizer
 
 
@@ -115,15 +111,15 @@ def _unbuilt() -> Any:
 
 
 @pytest.mark.parametrize("net", [_frozen, _no_variables, _half, _mixed, _unbuilt])
-def test_models_that_could_not_be_trained_predict(net: Any, strategy: Any, numbers: Any) -> None:
-    loop = _made(strategy, net)
+def test_models_that_could_not_be_trained_predict(net: Any, three: Any, numbers: Any) -> None:
+    loop = _made(three, net)
     found = loop.predict(_data(numbers))
     np.testing.assert_allclose(found, loop.step.model(numbers[0], training=False), rtol=2e-3, atol=2e-3)
     assert len(found) == len(numbers[0])
 
 
-def test_what_needs_an_optimizer_is_refused_by_name(strategy_of: Any, numbers: Any) -> None:
-    strategy, data = strategy_of("mirrored", 3), _data(numbers)
+def test_what_needs_an_optimizer_is_refused_by_name(three: Any, numbers: Any) -> None:
+    strategy, data = three, _data(numbers)
     loop = _made(strategy, metrics=["mae"])
     cure = r"without an optimizer.*To train, write Step\(model, optimizer, loss"
     for trained in (loop.fit, loop.warm_up, loop.traced):
@@ -141,33 +137,32 @@ def test_what_needs_an_optimizer_is_refused_by_name(strategy_of: Any, numbers: A
         _made(strategy, shard_optimizer=True)
 
 
-def test_with_an_optimizer_a_loss_is_needed(strategy_of: Any, numbers: Any) -> None:
-    strategy = strategy_of("mirrored", 3)
-    with strategy.scope():
+def test_with_an_optimizer_a_loss_is_needed(three: Any, numbers: Any) -> None:
+    with three.scope():
         model, optimizer = sequential((4,), L.Dense(1)), keras.optimizers.SGD()
     with pytest.raises(StepError, match="No output of the model has a loss"):
-        mk.train.Loop(strategy, mk.train.Step(model, optimizer)).fit(_data(numbers), verbose=0)
+        mk.train.Loop(three, mk.train.Step(model, optimizer)).fit(_data(numbers), verbose=0)
 
 
-def test_the_values_of_a_loss_function_are_evaluated(strategy: Any, numbers: Any) -> None:
-    with strategy.scope():
+def test_the_values_of_a_loss_function_are_evaluated(three: Any, numbers: Any) -> None:
+    with three.scope():
         model = sequential((4,), L.Dense(1))
 
     def values(batch: Any) -> Any:
         x, y = batch
         return {"loss": (model(x) - y)[:, 0] ** 2, "size": tf.abs(y[:, 0])}
 
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(model, None, values))
+    loop = mk.train.Loop(three, mk.train.Step.from_loss(model, None, values))
     apart = np.asarray(model(numbers[0])) - numbers[1]
     found = loop.evaluate(_data(numbers))
     assert found["loss"] == pytest.approx((apart**2).mean(), rel=1e-5)
     assert found["size"] == pytest.approx(np.abs(numbers[1]).mean(), rel=1e-5)
 
 
-def test_a_metric_of_whole_batches_is_found_here_too(strategy_of: Any, numbers: Any) -> None:
+def test_a_metric_of_whole_batches_is_found_here_too(three: Any, numbers: Any) -> None:
     def spread(y: Any, y_pred: Any) -> Any:
         return keras.ops.max(y_pred) - keras.ops.min(y_pred)
 
-    loop = _made(strategy_of("mirrored", 3), metrics=[spread])
+    loop = _made(three, metrics=[spread])
     with pytest.raises(StepError, match="metric 'spread'"):
         loop.evaluate(_data(numbers))
