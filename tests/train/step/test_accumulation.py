@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from step_helpers import cut, numbers_of, train_by_hand, updates
 from training_helpers import THREE, keras_twin, largest_difference, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import HostBatch
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -46,40 +44,6 @@ def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, 
     assert largest_difference(numbers_of(loop.step.variables), expected) < 1e-6  # measured: 6e-8
     assert int(loop.step.optimizer.iterations.numpy()) == 3
     assert_replicas_equal(loop)
-
-
-def test_parts_can_be_counted_in_the_graph(make_loop: Any, numbers: Any) -> None:
-    """`part` may be a tensor: the first part still replaces the sums, and every part draws other random numbers."""
-
-    def net() -> Any:
-        return sequential((4,), L.Dense(8), L.Dropout(0.5), L.Dense(1))
-
-    x, y = numbers
-    results = []
-    for in_graph in (False, True):
-        loop = make_loop(("mirrored", 2), net, accumulate=3)
-        step = loop.step.for_loop(loop.strategy)
-        step.prepare((x, y))
-
-        @tf.function(autograph=False)
-        def update(step: Any = step, in_graph: bool = in_graph) -> Any:
-            batches = tf.stack([x[:20], x[20:40], x[40:]]), tf.stack([y[:20], y[20:40], y[40:]])
-
-            def add(part: Any) -> Any:
-                step.add(HostBatch((batches[0][part], batches[1][part])), part)
-                return part + 1
-
-            if in_graph:
-                with tf.control_dependencies(tf.while_loop(lambda part: part < 3, add, [tf.constant(0)])):
-                    return step.finish()
-            for part in range(3):
-                add(part)
-            return step.finish()
-
-        totals = [update().numpy() for _ in range(2)]
-        results.append([*totals, *numbers_of(step.variables)])
-    for one, other in zip(*results, strict=True):  # two graphs, which TensorFlow may round differently
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_finish_before_add(make_loop: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +45,6 @@ def _functions(loop: Any) -> Any:
     return loop.step.for_loop(loop.strategy).functions
 
 
-def _shapes(sums: Any) -> Any:
-    return tf.nest.map_structure(lambda value: (tuple(value.shape), value.dtype), sums)
-
-
 @pytest.fixture
 def make(make_loop: Any) -> Callable[..., Any]:
     """`make(net, replicas=1, **Step's options)`: a loop whose step is built."""
@@ -64,7 +59,7 @@ def test_nothing_is_known_before_a_batch_was_seen(make: Any) -> None:
     loop = make()
     step = loop.step.for_loop(loop.strategy)
     for ask in (step.totals_size, lambda: step.modes, lambda: loop.step.logs(tf.zeros([5]))):
-        with pytest.raises(StepError, match=r"once it has seen a batch\. Call strategy\.run\(step\.compute"):
+        with pytest.raises(StepError, match="seen a batch"):
             ask()
     step.prepare((tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])))
     assert step.totals_size() == FIXED + 2
@@ -74,26 +69,10 @@ def test_nothing_is_known_before_a_batch_was_seen(make: Any) -> None:
 def test_update_before_compute_says_what_to_call(make: Any) -> None:
     loop, other = make(), make()
     sums = _compute(loop, _batch(6))
-    with pytest.raises(StepError, match=r"Call strategy\.run\(step\.compute, args=\(batch,\)\) before step\.update"):
+    with pytest.raises(StepError, match=r"before step\.update"):
         other.step.update(other.strategy, sums)
     _compute(other, _batch(6))
     assert other.step.update(other.strategy, sums)["loss"] == loop.step.update(loop.strategy, sums)["loss"]
-
-
-@pytest.mark.slow
-def test_facts_are_frozen_and_those_of_any_size_and_order(make: Any) -> None:
-    found, shapes = [], []
-    for sizes, static in (([6, 2], True), ([6, 2], False), ([0, 6], False), ([0, 0, 2], True)):
-        loop = make()
-        first, *rest = [_compute(loop, _batch(size), static=static) for size in sizes]
-        facts = _functions(loop).facts
-        found.append(facts)
-        shapes += [_shapes(sums) for sums in (first, *rest)]
-        loop.step.update(loop.strategy, first)
-    assert all(facts == found[0] for facts in found)
-    assert all(one == shapes[0] for one in shapes)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found[0].divisors = ()
 
 
 def test_what_is_frozen_has_no_gradient_and_does_not_change(make: Any) -> None:
@@ -169,7 +148,7 @@ def test_a_trace_that_finds_something_else_is_refused(make: Any) -> None:
     loop = make(lambda: sequential((4,), Fickle(3), L.Dense(1)))
     _compute(loop, _batch(6))
     facts = _functions(loop).facts
-    with pytest.raises(StepError, match="give other weights a gradient"):
+    with pytest.raises(StepError, match="other weights"):
         _compute(loop, _batch(2))
     assert _functions(loop).facts is facts
 

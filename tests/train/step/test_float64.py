@@ -56,12 +56,7 @@ def loop_of(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
         strategy = strategy_of("mirrored", 2)
         with strategy.scope():
             model, optimizer = net(), keras.optimizers.SGD(0.1)
-        if "from_loss" in options:
-            loss = options["from_loss"]
-            step = mk.train.Step.from_loss(model, optimizer, lambda batch: loss(batch[1], model(batch[0])))
-        else:
-            step = mk.train.Step(model, optimizer, **options)
-        return mk.train.Loop(strategy, step, steps_per_call=2)
+        return mk.train.Loop(strategy, mk.train.Step(model, optimizer, **options), steps_per_call=2)
 
     return make
 
@@ -72,10 +67,8 @@ def loop_of(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
         (dense, {"loss": "mse"}, (X, Y, WEIGHT), "dataset"),
         (Plain, {"loss": "mse"}, (X, Y), "resident"),
         pytest.param(Plain, {"loss": squares, "metrics": ["mae"]}, (X, Y, WEIGHT), "batches", marks=pytest.mark.slow),
-        # a function of whole batches gets what Keras would
-        pytest.param(Plain, {"from_loss": squares}, (X, Y), "batches", marks=pytest.mark.slow),
     ],
-    ids=["dense", "plain", "own loss", "from_loss"],
+    ids=["dense", "plain", "own loss"],
 )
 def test_it_trains_as_float32_does(
     loop_of: Any, net: Any, options: dict[str, Any], arrays: Any, kind: str, caplog: Any
@@ -83,7 +76,7 @@ def test_it_trains_as_float32_does(
     wide, other = (loop_of(net, **options) for _ in range(2))
     with caplog.at_level(logging.INFO, "mirrorkit"):
         for what in ("fit", "evaluate", "predict"):
-            given = {"verbose": 0, "epochs": 2} if what == "fit" else {}
+            given = {"verbose": 0} if what == "fit" else {}
             runs = ((wide, arrays), (other, narrow(arrays)))
             found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
             if what == "predict":

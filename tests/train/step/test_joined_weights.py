@@ -80,15 +80,3 @@ def _assert_nothing_is_left_behind(loop: Any) -> None:
     assert not trace.variables
     assert not [v for v in loop.step.optimizer.variables if v.name == "joined"]
     assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]
-
-
-@pytest.mark.slow
-def test_the_same_within_a_rounding_when_the_norm_is_bounded(
-    make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The squares are added up in another order."""
-    _, found = _trained(make_loop, numbers, _net, {"clip_norm": 0.1})
-    monkeypatch.setattr(packed, "_SMALL", -1)
-    _, expected = _trained(make_loop, numbers, _net, {"clip_norm": 0.1})
-    for want, got in zip(expected, found, strict=True):
-        np.testing.assert_allclose(want, got, rtol=2e-6, atol=1e-7)

@@ -77,25 +77,13 @@ class CountsToo(keras.optimizers.SGD):
         self.assign(self.is_even, keras.ops.logical_not(self.is_even))
 
 
-_OPTIMIZERS = [
-    cls
-    for name, cls in sorted(vars(keras.optimizers).items())
-    if isinstance(cls, type)
-    and issubclass(cls, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-]
+_NAMES = ("Adam", "Adafactor", "Muon", "RMSprop")  # those whose slots differ in kind
 
 
-_FAST = ("Adam", "Adafactor", "Lamb", "Muon", "RMSprop", "CountsToo")  # those whose slots differ in kind
-
-
-@pytest.mark.parametrize(
-    "cls",
-    [pytest.param(cls, marks=[pytest.mark.slow] * (cls.__name__ not in _FAST)) for cls in (*_OPTIMIZERS, CountsToo)],
-    ids=lambda cls: cls.__name__,
-)
-def test_a_skipped_step_leaves_every_slot_of_any_optimizer(cls: Any, make_loop: Any, numbers: Any) -> None:
+@pytest.mark.parametrize("name", [*(name for name in _NAMES if hasattr(keras.optimizers, name)), "CountsToo"])
+def test_a_skipped_step_leaves_every_slot_of_any_optimizer(name: str, make_loop: Any, numbers: Any) -> None:
     """All of them compute on what is not finite; none may raise, and nothing of it may stay."""
+    cls = getattr(keras.optimizers, name, CountsToo)
 
     def net() -> Any:
         return sequential((4,), L.Dense(3, kernel_constraint="unit_norm"), L.Dense(1, use_bias=False))
