@@ -27,5 +27,5 @@ def test_rows_keep_their_dtype_and_values(dtype, strategy_of):
 
 
 def test_a_dtype_that_cannot_be_gathered_is_named(strategy_of):
-    with pytest.raises(StepError, match="TensorFlow cannot gather rows of dtype complex64"):
+    with pytest.raises(StepError, match="complex64"):
         gathered(strategy_of("mirrored", 2), tf.complex64)

