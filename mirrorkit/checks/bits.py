@@ -16,7 +16,7 @@ def to_words(value: tf.Tensor) -> tf.Tensor:
     """Return the bits of a tensor of any numeric dtype as int64 [n], each holding a word of at most 32 bits."""
     if value.dtype == tf.bool:
         value = tf.cast(value, tf.int8)
-    if value.dtype not in _BITCASTABLE:
+    if value.dtype.size not in _WORDS:
         raise StepError(f"Only numbers can be compared between replicas, found a variable of {value.dtype.name}.")
     return tf.cast(tf.reshape(tf.bitcast(value, _WORDS[value.dtype.size]), [-1]), tf.int64)
 
@@ -46,9 +46,3 @@ def _checksum(words: tf.Tensor) -> tf.Tensor:
     # a fixed algorithm: the default one depends on the kind of device
     places = tf.random.stateless_uniform(tf.shape(words), _SEED, None, None, tf.int64, alg="philox")
     return tf.reduce_sum(words * tf.bitwise.bitwise_or(places, tf.constant(1, tf.int64)))
-
-
-_BITCASTABLE = {
-    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
-    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
-}

@@ -91,8 +91,6 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
             "find_non_finite needs a step that is built. Call step.build(strategy) first, or let a Loop fit, evaluate "
             "or warm up, which builds the model too."
         )
-    if isinstance(step, keras.Model) and not step.built:
-        raise StepError(f"The model {step.name!r} is not built: it has no variables yet. Call it on x of the batch.")
     return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
 
 

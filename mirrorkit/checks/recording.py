@@ -55,8 +55,5 @@ def recorded() -> Iterator[list[RecordedCall]]:
 
 
 def _floats(nest: Any) -> list[tf.Tensor]:
-    return [value for value in keras.tree.flatten(nest) if isinstance(value, tf.Tensor) and _has_floats(value)]
-
-
-def _has_floats(value: tf.Tensor) -> bool:
-    return value.dtype.is_floating and not tf.is_symbolic_tensor(value)
+    tensors = [value for value in keras.tree.flatten(nest) if isinstance(value, tf.Tensor)]
+    return [tensor for tensor in tensors if tensor.dtype.is_floating and not tf.is_symbolic_tensor(tensor)]

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica
-from mirrorkit.train import TraceOnce
+from mirrorkit.strategy import first_replica, has_copies, local_replica
+from mirrorkit.train import TraceOnce, check_variables
 from mirrorkit.variables import copies, is_sharded, native, path
 
 
@@ -139,12 +139,7 @@ class Replicas:
         self.strategy = strategy
         self.variables = list(variables)
         self._native = [native(variable) for variable in self.variables]
-        for variable, own in zip(self.variables, self._native, strict=True):
-            if not strategy.extended.variable_created_in_scope(own):
-                raise StepError(
-                    f"The variable {path(variable)!r} was not created in the scope of this {class_name(strategy)}, "
-                    "so its replicas cannot be compared. Pass the strategy that created it."
-                )
+        check_variables(strategy, self.variables)
         self._copies = strategy.num_replicas_in_sync if has_copies(strategy) else 1
 
     @functools.cached_property

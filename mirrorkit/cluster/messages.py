@@ -22,10 +22,9 @@ from typing import Any
 UNSIGNED = "-"
 _GREETING = "mirrorkit "
 _NONCE = re.compile(r"[0-9a-f]{32}")
-_DEEPEST = 16  # levels of JSON; json.loads gives up at Python's recursion limit, and so would whoever prints the value
+_MOST_NESTS = 16  # lists and dicts in a line: many within each other reach Python's recursion limit when they are read
 _LEAST = 2**16  # bytes that a line may have, in any cluster
-# Outside of strings JSON has no backslash, so a pair that begins with one is never the end of a string.
-_STRUCTURE = re.compile(r'\\.|["\[\]{}]')
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"?')  # or what begins one: then the search takes time in proportion
 
 
 class NotOurs(ValueError):
@@ -74,7 +73,7 @@ def read(line: bytes) -> Message:
     """Take a line apart. It may come from anybody: see `Signature.fits`."""
     try:
         mac, _, text = line.decode("ascii").partition(" ")
-        if _depth(text) > _DEEPEST:
+        if len(re.findall(r"[\[{]", _STRING.sub("", text))) > _MOST_NESTS:
             raise NotOurs
         values = json.loads(text)
     except ValueError as error:
@@ -82,20 +81,6 @@ def read(line: bytes) -> Message:
     if not isinstance(values, dict):
         raise NotOurs
     return Message(mac, text, values)
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    in_string = False
-    for part in _STRUCTURE.findall(text):
-        if part == '"':
-            in_string = not in_string
-        elif not in_string and part in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif not in_string and part in "]}":
-            depth -= 1
-    return deepest
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from mirrorkit.data.tfrecords import Records, records
 
 # for mirrorkit's other packages
 from mirrorkit.data.augment import RowsToMake as RowsToMake  # isort: skip
+from mirrorkit.data.disk import crc32 as crc32  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
 from mirrorkit.data.image_decoding import undecodable_image as undecodable_image  # isort: skip
 from mirrorkit.data.nests import dataset_without_none as dataset_without_none  # isort: skip

@@ -52,7 +52,7 @@ def distribute(
         `strategy.experimental_distribute_dataset`, or `mk.train.Loop`, which takes many steps per call.
 
     Raises:
-        RecipeError: an unknown policy, or something that is not a data set; "file" for `mk.data.records` of fewer
+        RecipeError: an unknown policy; "file" for `mk.data.records` of fewer
             files than workers, or for a dataset that such a recipe made.
     """
     if autoshard not in _POLICIES:
@@ -74,8 +74,6 @@ def distribute(
             f"distribute(epoch={epoch}, start={start}) was asked for, but these are for recipes. Pass the recipe, or "
             "only recipe.dataset(epoch, start)."
         )
-    if not isinstance(dataset, tf.data.Dataset):
-        raise RecipeError(f"distribute needs a tf.data.Dataset or a recipe, found {type(dataset).__name__}.")
     dataset = dataset_without_none(dataset)
     # A recipe set it, or the user.
     if dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]:

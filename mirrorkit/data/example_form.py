@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.nests import kind, leaves, require_tensor_dtype
+from mirrorkit.data.nests import kind
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Leaf, described, empty, pack
 
@@ -18,13 +18,11 @@ class ExampleForm:
 
     Raises:
         RecipeError: labels that do not fit `num_classes`.
-        DataError: sample weights that are not one number for each example; a dtype that TensorFlow does not have.
+        DataError: sample weights that are not one number for each example.
     """
 
     def __init__(self, form: Any, num_classes: int | None) -> None:
         self._form, self._num_classes = form, num_classes
-        for path, leaf in leaves("Item 0", form):
-            require_tensor_dtype(path, leaf.dtype)
         parts = form if isinstance(form, tuple) and len(form) <= 3 else (form,)
         self._parts: tuple[Any, ...] = parts
         labels = parts[1] if len(parts) > 1 else None

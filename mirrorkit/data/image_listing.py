@@ -151,8 +151,7 @@ def _is_image(name: str) -> bool:
 
 def _require_folder(folder: str) -> None:
     if not tf.io.gfile.isdir(folder):
-        found = "is a file" if tf.io.gfile.exists(folder) else "does not exist"
-        raise DataError(f"image_folder needs a folder, or a list of files; {folder} {found}.")
+        raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
 
 
 def _no_images(folder: str, others: Sequence[str]) -> DataError:

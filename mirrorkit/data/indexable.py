@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.data.recipe import Recipe
-from mirrorkit.data.splits import Split, Splits
+from mirrorkit.data.nests import leaves
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import holds_arrays, lengths
 
@@ -54,10 +53,6 @@ def _elsewhere(items: Any) -> str | None:
     """Return what to do with an object that gives no examples by number; None for one that does."""
     if isinstance(items, tf.data.Dataset):
         return "A tf.data.Dataset of global batches is data for Loop as it is"
-    if isinstance(items, (Split, Splits)):
-        return "Use mk.data.batches, of .train or .test of a loaded set"
-    if isinstance(items, Recipe):
-        return "It is a recipe already"
     if isinstance(items, (str, bytes)):
         return "Files are read by mk.data.records; a class of your own may open what lies at a path"
     if "keras" in sys.modules and isinstance(items, sys.modules["keras"].utils.PyDataset):
@@ -81,15 +76,10 @@ def _elsewhere(items: Any) -> str | None:
     return None
 
 
-def _odd_part(items: Any, path: str = "") -> str:
-    """Say what is not an array with rows, of a dict or tuple that holds such a thing."""
-    if isinstance(items, (Mapping, tuple)):
-        parts = items.items() if isinstance(items, Mapping) else enumerate(items)
-        for key, part in parts:
-            if not holds_arrays(part):
-                return _odd_part(part, f"{path}[{key!r}]")
-    what = "empty" if isinstance(items, (Mapping, tuple)) else _named(items)
-    return f"{f'its part {path}' if path else 'it'} is {what}{' of shape []' * (getattr(items, 'shape', None) == ())}"
+def _odd_part(items: Any) -> str:
+    """Say which part of a dict or tuple is not an array with rows."""
+    odd = next((path for path, part in leaves("its part ", items) if not holds_arrays(part)), None)
+    return "it is empty, or holds a list" if odd is None else f"{odd} is none"
 
 
 def _takes_numbers(items: Any) -> bool:

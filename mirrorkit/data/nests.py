@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import DataError
+from mirrorkit.fetching import lists_arrays
 
 Arrays = Any  # np.ndarray, or a tuple or a dict of them, also one within the other
-
-_LOOKED_AT = 8  # parts of a list or tuple in which arrays are looked for: it may be a long one of numbers
 
 
 def leaves(name: str, value: Arrays) -> Iterator[tuple[str, Any]]:
@@ -74,19 +72,11 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _sequences(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tuples and lists of arrays, with their paths."""
-    if _is_sequence(value):
+    if lists_arrays(value):
         yield name, value
-    if _is_sequence(value) or isinstance(value, Mapping):
+    if lists_arrays(value) or isinstance(value, Mapping):
         for path, part in _parts(name, value):
             yield from _sequences(path, part)
-
-
-def _is_sequence(value: Any) -> bool:
-    """Whether it is a tuple or list of arrays, dicts or further ones; not of numbers, which is an array."""
-    return isinstance(value, (list, tuple)) and any(
-        isinstance(part, Mapping) or len(getattr(part, "shape", ())) > 0 or _is_sequence(part)
-        for part in itertools.islice(value, _LOOKED_AT)
-    )
 
 
 def _of_one_length(given: Mapping[str, Any], *, opened: bool) -> dict[str, Arrays] | None:
@@ -103,13 +93,11 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
         if not value:
             raise DataError(f"{name} is an empty dict; it needs at least one array.")
         return {key: _made(f"{name}[{key!r}]", part, opened=opened) for key, part in value.items()}
-    if opened and _is_sequence(value):
+    if opened and lists_arrays(value):
         parts = [_made(path, part, opened=opened) for path, part in _parts(name, value)]
         if hasattr(value, "_replace"):  # a named tuple
             return value._replace(**dict(zip(value._asdict(), parts, strict=True)))
         return tuple(parts)
-    if value is None:
-        raise DataError(f"{name} is None. Give an array, or leave it out of the dict.")
     if np.ma.is_masked(value):
         raise DataError(f"{name} is an array with masked values. Fill them: {name}.filled(...), or leave them out.")
     try:
@@ -125,23 +113,9 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
         raise DataError(
             f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
         )
-    require_tensor_dtype(name, array.dtype)
     if array.ndim == 0:
         raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
     return array
-
-
-def require_tensor_dtype(name: str, dtype: np.dtype) -> None:
-    """Refuse numbers of a dtype that tensors do not have.
-
-    Raises:
-        DataError: such as float128.
-    """
-    try:
-        tf.as_dtype(dtype)
-    except TypeError as error:
-        cure = "complex128" if dtype.kind == "c" else "float64"
-        raise DataError(f"{name} has dtype {dtype}, which TensorFlow does not have. Use .astype('{cure}').") from error
 
 
 def is_none(part: Any) -> bool:

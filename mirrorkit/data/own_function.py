@@ -58,10 +58,9 @@ class FromFunction(Recipe):
 
     def __post_init__(self) -> None:
         """Check the arguments, and the dataset of one shard alone."""
-        for name in ("global_batch_size", "steps_per_epoch"):
-            value = getattr(self, name)
-            if not (name == "steps_per_epoch" and value is None):
-                whole_number(name, value, RecipeError)
+        whole_number("global_batch_size", self.global_batch_size, RecipeError)
+        if self.steps_per_epoch is not None:
+            whole_number("steps_per_epoch", self.steps_per_epoch, RecipeError)
         whole = self._made(0, 1, 0)
         steps = self.steps_per_epoch or int(whole.cardinality())
         if steps < 1:

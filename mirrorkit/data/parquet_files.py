@@ -21,7 +21,7 @@ from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of, versions
-from mirrorkit.data.tfrecords import say_once
+from mirrorkit.data.tfrecords import tell_few_streams
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
 from mirrorkit.whole import whole_number
@@ -120,7 +120,9 @@ class Parquet(PreparedRecipe):
         self._check_map()
         both = self._rows_of_both(input_context)
         rows = (both[0].made, both[1].made)
-        self._warn_of_few_streams(epoch, input_context)
+        if self.shuffle:
+            cure = "Write the files with a smaller row_group_size."
+            tell_few_streams(self._table.files[0], self._streams(epoch), input_context, cure)
         length = None if both[1].size else both[0].made_end - both[0].made_first
         spec = tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
         read = tf.data.Dataset.from_generator(
@@ -203,14 +205,6 @@ class Parquet(PreparedRecipe):
 
     def _are_classes(self, columns: Mapping[str, Column]) -> bool:
         return isinstance(self.y, str) and columns[self.y].dtype.is_integer and not columns[self.y].shape
-
-    def _warn_of_few_streams(self, epoch: int, context: tf.distribute.InputContext | None) -> None:
-        workers = 1 if context is None else context.num_input_pipelines
-        if self.shuffle and workers > 1 and (found := len(self._streams(epoch).pieces)) < workers:
-            say_once(
-                f"{self._table.files[0]} and the files beside it can be read in {found} places at a time for {workers} "
-                "workers, so that several read the same rows. Write the files with a smaller row_group_size."
-            )
 
 
 parquet = Parquet

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
-from mirrorkit.data.augment import Augmentation, RowsToMake, apply, cutout, flip, normalize, pad_and_crop, rows_to_make
+from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
@@ -187,10 +187,6 @@ def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int 
         raise RecipeError(
             f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
         )
-    for one in augment:
-        if one in (cutout, flip, normalize, pad_and_crop):
-            name = one.__name__
-            raise RecipeError(f"augment holds {name} itself, which makes the augmentation. Call it: [{name}(...)].")
     if augment and inputs is not None and not isinstance(inputs, str) and len(inputs) != 4:
         raise RecipeError(
             f"augment works on images [N, H, W, C]; found shape {list(inputs)}. Use map= for anything else."

@@ -32,8 +32,6 @@ shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pep
 television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-Half = tuple[np.ndarray, np.ndarray]  # images and labels
-
 
 @dataclass(frozen=True)
 class _Known:
@@ -41,7 +39,7 @@ class _Known:
     class_names: tuple[str, ...]
     page: str
     folders: tuple[str, ...]  # where its files may be, below the folder that was given
-    readers: tuple[Callable[[Path], tuple[Half, Half]], ...]
+    readers: tuple[Callable[[Path], tuple[mnist.Half, mnist.Half]], ...]
 
 
 def _cifar(class_names: tuple[str, ...], binary: str, python: str) -> _Known:
@@ -188,7 +186,7 @@ def _read(name: str, root: str | os.PathLike[str] | None) -> Splits:
     )
 
 
-def _splits(name: str, halves: Sequence[Half], source: str) -> Splits:
+def _splits(name: str, halves: Sequence[mnist.Half], source: str) -> Splits:
     known, splits = _SETS[name], []
     classes = len(known.class_names)
     for half, (images, labels) in zip(("train", "test"), halves, strict=True):

@@ -219,12 +219,8 @@ class Records(PreparedRecipe):
         streams = draw_streams(
             self._index.counts, batch_size=self.global_batch_size, seed=self.seed, epoch=epoch, seekable=seekable
         )
-        workers = 1 if context is None else context.num_input_pipelines
-        if not seekable and len(streams.pieces) < workers:
-            say_once(
-                f"{self.source} has {len(self.files)} gzip files for {workers} workers, so that "
-                "several workers read the same files; each decodes its own rows. Write more, or uncompressed ones.",
-            )
+        if not seekable:
+            tell_few_streams(self.files[0], streams, context, "Write more files, or uncompressed ones.")
         return streams
 
     def _decoded(self, vectors: tf.data.Dataset, both: RowRanges, start: int) -> tf.data.Dataset:
@@ -253,9 +249,18 @@ class Records(PreparedRecipe):
 records = Records
 
 
+def tell_few_streams(first: str, streams: Streams, context: tf.distribute.InputContext | None, cure: str) -> None:
+    """Warn, the first time, where several workers read the same streams of the `first` file and those beside it."""
+    workers, found = 1 if context is None else context.num_input_pipelines, len(streams.pieces)
+    if found < workers:
+        _say_once(
+            f"{first} and the files beside it can be read in {found} places at a time for {workers} workers, so that "
+            f"several read the same rows. {cure}"
+        )
+
+
 @functools.cache
-def say_once(message: str) -> None:
-    """Log a warning, the first time."""
+def _say_once(message: str) -> None:
     _log.warning(message)
 
 

@@ -9,6 +9,7 @@ from mirrorkit.fetching.fetcher import lengths as lengths
 from mirrorkit.fetching.forms import Leaf as Leaf
 from mirrorkit.fetching.forms import described as described
 from mirrorkit.fetching.forms import empty as empty
+from mirrorkit.fetching.forms import lists_arrays as lists_arrays
 from mirrorkit.fetching.forms import pack as pack
 from mirrorkit.fetching.remote import Remote as Remote
 from mirrorkit.fetching.served import Processes as Processes

@@ -43,7 +43,7 @@ def as_arrays(item: Any, path: str = "") -> Any:
         return {key: as_arrays(item[key], f"{path}[{key!r}]") for key in sorted(item)}
     if isinstance(item, tuple):
         return tuple([as_arrays(part, f"{path}[{number}]") for number, part in enumerate(item)])
-    if isinstance(item, list) and _holds_arrays(item):
+    if isinstance(item, list) and lists_arrays(item):
         raise ValueError(
             f"{_named(path)} is a list that may mean several arrays, or one with a row for each part. Return a tuple "
             "for several, or np.stack(...) for one"
@@ -137,13 +137,11 @@ def _of_bytes(parts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _holds_arrays(item: Any) -> bool:
-    """Whether a list holds arrays or dicts; one of numbers is an array itself."""
-    return any(
-        isinstance(part, Mapping)
-        or len(getattr(part, "shape", ())) > 0
-        or (isinstance(part, (list, tuple)) and _holds_arrays(part))
-        for part in itertools.islice(item, _LOOKED_AT)
+def lists_arrays(value: Any) -> bool:
+    """Whether it is a tuple or list of arrays, dicts or further ones; not of numbers, which is an array."""
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(part, Mapping) or len(getattr(part, "shape", ())) > 0 or lists_arrays(part)
+        for part in itertools.islice(value, _LOOKED_AT)
     )
 
 

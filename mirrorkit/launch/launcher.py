@@ -187,9 +187,8 @@ def _run(job: Job, placement: Placement) -> int:
 def _warn_of_servers() -> None:
     if outside := outside_interfaces():
         named = f"{', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
-        warning = (
+        tell(
             f"warning: TensorFlow's servers in the tasks listen at all interfaces of this machine ({named}), without "
             "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "
             "docs/security.md says how to close them"
         )
-        tell(warning)

@@ -40,16 +40,10 @@ def register(name: str) -> Callable[[Builder], Builder]:
         keyword, `input_shape` with a default.
 
     Raises:
-        ModelError: the name is taken by another function, or the function does not take the two arguments.
+        ModelError: the name is taken by another function.
     """
 
     def add(builder: Builder) -> Builder:
-        takes = _arguments(builder)
-        if not {"input_shape", "num_classes"} <= set(takes) or takes["input_shape"].default is inspect.Parameter.empty:
-            raise ModelError(
-                f"The builder registered as {name!r} must take input_shape=<a default> and num_classes by keyword; "
-                f"it takes {', '.join(takes) or 'no keyword argument'}."
-            )
         known = _builders.get(name)
         if known is not None and _identity(known) != _identity(builder):
             raise ModelError(
@@ -93,14 +87,6 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
         ModelError: an unknown name, an option that the builder does not take, or a shape that does not fit the model.
     """
     builder = find(name)
-    takes = _arguments(builder)
-    unknown = [option for option in options if option not in takes]
-    if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
-        rest = [option for option in takes if option not in ("input_shape", "num_classes")]
-        raise ModelError(
-            f"Model {name!r} takes no option {', '.join(map(repr, unknown))}. "
-            f"Besides input_shape and num_classes it takes {', '.join(rest) or 'none'}."
-        )
     whole_number(f"num_classes of the model {name!r}", num_classes, ModelError)
     if input_shape is not None:
         if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(is_whole, input_shape)):
@@ -109,7 +95,13 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
                 f"model {name!r} was given {input_shape!r}."
             )
         options["input_shape"] = tuple(int(size) for size in input_shape)
-    return builder(num_classes=int(num_classes), **options)
+    options["num_classes"] = int(num_classes)
+    takes = inspect.signature(builder)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        raise ModelError(f"Model {name!r} {error}; it takes {takes}.") from error
+    return builder(**options)
 
 
 def find(name: str) -> Callable[..., Model]:
@@ -123,12 +115,6 @@ def find(name: str) -> Callable[..., Model]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ModelError(f"There is no model {name!r}.{hint} Known models: {', '.join(names())}.")
     return _builders[name]
-
-
-def _arguments(builder: Callable[..., Model]) -> dict[str, inspect.Parameter]:
-    """The parameters that the builder takes by keyword."""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    return {name: p for name, p in inspect.signature(builder).parameters.items() if p.kind not in by_position}
 
 
 def _identity(builder: Callable[..., Model]) -> tuple[str, str]:

@@ -129,7 +129,11 @@ class Layout:
     def _device(self, number: int) -> str:
         """Return device `number` of the replica on whose device this is called."""
         strategy = tf.distribute.get_strategy()
-        _check_strategy(strategy)
+        if not is_on_own_devices(strategy):
+            raise StepError(
+                f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
+                "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."
+            )
         found = [_short(device) for device in replica_devices(strategy)]
         if tf.distribute.has_strategy() and found != [_short(device) for device in self.first_devices]:
             raise StepError(
@@ -166,18 +170,6 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):
             raise StepError(f"{pattern!r} has the device {number!r}; write the number of a device, from 0.")
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise StepError(f"The pattern {pattern!r} is not a regular expression: {error}.") from error
-
-
-def _check_strategy(strategy: tf.distribute.Strategy) -> None:
-    if not is_on_own_devices(strategy):
-        raise StepError(
-            f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
-            "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."
-        )
 
 
 def _short(device: str) -> str:

@@ -52,8 +52,6 @@ class PartitionedTable:
         dtype: tf.DType | str = tf.float32,
         name: str = "table",
     ) -> None:
-        if rows < 1 or width < 1:
-            raise StepError(f"A table has at least one row and one column; found rows={rows}, width={width}.")
         if not is_parameter_server(strategy) and strategy.num_replicas_in_sync > 1:
             raise StepError(
                 f"{class_name(strategy)} keeps a copy of every variable on each replica, so a table cut into shards "

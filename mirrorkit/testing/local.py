@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from mirrorkit import processor, strategy
 from mirrorkit.cluster import Cluster, free_ports
-from mirrorkit.errors import JobError
 from mirrorkit.strategy import start_server
 
 
@@ -41,12 +40,7 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
     Args:
         workers: how many.
         ps: number of parameter servers.
-
-    Raises:
-        JobError: not at least one of each.
     """
-    if workers < 1 or ps < 1:
-        raise JobError(f"A local cluster needs at least one worker and one ps; found {workers} and {ps}.")
     first, *others = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + ps)]
     cluster = Cluster(tuple(others[:workers]), tuple(others[workers:]), first, "chief", source="local_cluster")
     # The servers of one process share its threads and wait for each other: with too few they wait forever.

@@ -28,10 +28,6 @@ _CANNOT_FILL = (
 
 def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: Any) -> None:
     """Do what `mk.timing.warm_up` says; see there."""
-    if not callable(function):
-        raise StepError(
-            f"warm_up was given {function!r}, which cannot be called. Give a tf.function, then its arguments."
-        )
     if not tf.executing_eagerly():
         raise StepError("warm_up was called within a tf.function or a replica. Call it outside, before the training.")
     things = list(restore) if isinstance(restore, (list, tuple)) else [restore]

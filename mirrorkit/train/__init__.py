@@ -29,6 +29,7 @@ from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.requirements.model import check_variables as check_variables
 from mirrorkit.train.requirements.model import variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows

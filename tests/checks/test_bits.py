@@ -37,7 +37,7 @@ def test_words_of_truth_values_and_of_nothing() -> None:
 
 
 def test_text_has_no_words() -> None:
-    with pytest.raises(StepError, match="found a variable of string"):
+    with pytest.raises(StepError, match="variable of string"):
         to_words(tf.constant(["a"]))
 
 

@@ -26,7 +26,6 @@ def own(images, seed):
     return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
 
 
-LONG = np.dtype(np.longdouble)
 AUGMENT = [data.augment.flip(), own, data.augment.pad_and_crop(2)]
 
 
@@ -135,21 +134,17 @@ class Table(dict):
     ("items", "options", "words"),
     [
         (tf.data.Dataset.range(3), {}, "Dataset.* Loop"),
-        (SPLIT, {}, r"Split.*mk\.data\.batches"),
-        (data.batches(SPLIT, global_batch_size=8), {}, "Batches.*already"),
+        (data.batches(SPLIT, global_batch_size=8), {}, "Batches.*__getitem__"),
         ("images/", {}, r"str\b.*mk\.data\.records"),
         ((number for number in range(3)), {}, "generator.*__getitem__.*from_function"),
         (NoLength(), {}, "NoLength.*__len__"),
-        ({"train": [1, 2]}, {}, r"dict.*\['train'\] is a list"),
-        ({"x": np.zeros(3), "n": np.array(3)}, {}, r"\['n'\].*shape \[\]"),
-        ({"x": {}}, {}, r"\['x'\] is empty"),
+        ({"train": [1, 2]}, {}, r"dict.*\['train'\]\[0\] is none"),
+        ({"x": np.zeros(3), "n": np.array(3)}, {}, r"\['n'\] is none"),
+        ({"x": {}}, {}, "dict.*empty"),
         ({}, {}, "dict.*empty"),
         (np.array(3), {}, "single value"),
-        (np.zeros((3, 2), np.longdouble), {}, f"Item 0 .*{LONG}"),
-        ([(1, np.longdouble(2))], {}, rf"Item 0\[1\] .*{LONG}.*float64"),
-        ([{"a": np.clongdouble(2)}], {}, r"Item 0\['a'\].*complex128"),
         (Table(a=np.zeros(3)), {}, "Table.*take labels"),
-        (([1, 2], [3, 4]), {}, r"tuple.*\[0\] is a list"),
+        (([1, 2], [3, 4]), {}, r"tuple.*\[0\]\[0\] is none"),
         ([np.zeros(3), np.zeros(3)], {}, "list of arrays"),
         ((np.zeros(3), np.zeros(4)), {}, "3, 4 examples"),
         ([], {}, "no example"),

@@ -156,7 +156,7 @@ def test_what_holds_arrays_by_name_is_asked_for_its_arrays(tmp_path):
         data.source(group, global_batch_size=2)
     with h5py.File(tmp_path / "set.h5", "w") as file:
         file["train/images"], file["train/labels"], file["version"] = X, Y, 3
-        with pytest.raises(RecipeError, match=r"\['version'\] is a Dataset"):
+        with pytest.raises(RecipeError, match=r"\['version'\] is none"):
             data.source(file, global_batch_size=2)
         assert data.source(file["train"], global_batch_size=2).num_examples == 53
         with pytest.raises(RecipeError, match=r"Group.* empty"):

@@ -12,7 +12,6 @@ from mirrorkit.errors import DataError
 
 PIXELS = np.zeros((6, 4, 4, 1), np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
-LONG = np.dtype(np.longdouble)
 
 
 def test_labels_become_int64_indices_and_pixels_stay():
@@ -46,8 +45,6 @@ def test_float_labels_are_left_alone():
         (PIXELS, np.zeros((6, 4)), {"sample_weight": np.ones((6, 3))}, r"found \(6, 3\)"),
         (PIXELS, (np.zeros((6, 4)),), {"sample_weight": np.ones((6, 4))}, r"found \(6, 4\)"),
         (PIXELS.astype(object), LABELS, {}, "dtype object"),
-        (PIXELS.astype(np.longdouble), LABELS, {}, f"images .*{LONG}"),
-        (PIXELS, {"a": LABELS.astype(np.longdouble)}, {}, rf"labels\['a'\] .*{LONG}"),
         (PIXELS, np.eye(3, dtype=int)[LABELS], {}, "one-hot rows of integers"),
         (PIXELS, np.zeros((6, 4)), {"num_classes": 3}, r"rows \[N, 3\]"),
         ({"a": PIXELS, "b": PIXELS[:3]}, LABELS, {}, r"images\['b'\] holds 3"),

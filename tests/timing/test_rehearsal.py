@@ -142,7 +142,6 @@ def test_every_way_to_call_a_tf_function_goes_through_the_method_that_is_wrapped
     [
         (lambda x: x, (), r"<lambda>.*nothing to restore"),
         (tf.function(lambda x: x), [3], r"restore=\.\.\..*found 3"),
-        (3, (), "cannot be called"),
     ],
 )
 def test_refusals(function: Any, restore: Any, message: str) -> None:

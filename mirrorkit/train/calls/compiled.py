@@ -132,7 +132,7 @@ class Calls:
         if data.steps is None:
             require_known_length(accumulate)
             function = self._trace(what, data, None)
-            with explained_call(data, place, compiled=bool(self._step.jit_compile)):
+            with explained_call(data, place):
                 done, totals, good, having = function(data.source, totals, _number(steps), _number(data.position))
                 taken, finite = int(done), int(good)
             require_same_end(self.strategy, having.numpy(), data.position + taken)
@@ -140,7 +140,7 @@ class Calls:
             taken, counts = 0, []
             for part in data.parts(steps, accumulate):
                 function = self._trace(what, data, part.sizes)
-                with explained_call(data, place, compiled=bool(self._step.jit_compile)):
+                with explained_call(data, place):
                     totals, good = function(data.source, totals, _number(part.updates), _number(part.first))
                 counts.append((part, good))
                 taken += part.batches

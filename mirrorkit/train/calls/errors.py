@@ -98,7 +98,7 @@ def explained_data(place: Callable[[bool], str] = lambda _: "") -> Iterator[None
 
 
 @contextmanager
-def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compiled: bool = False) -> Iterator[None]:
+def explained_call(data: EpochIterator, place: Callable[[bool], str]) -> Iterator[None]:
     """Turn TensorFlow's errors about data, or about what XLA cannot compile, into one that helps."""
     try:
         with explained_data(place):
@@ -114,7 +114,7 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str], *, compile
             at = f" in {place(True)} (counted from 0)"
             raise StepError(other_size(data.element_spec, int(number), rows, wanted, at)) from error
         said = [line for line in error.message.splitlines() if any(sign in line for sign in _REFUSED_BY_XLA)]
-        if not (compiled and said):
+        if not said:
             raise
         raise StepError(
             f"XLA cannot compile this loop's calls: {said[0].strip()} Leave that operation out of the model and of "

@@ -16,18 +16,18 @@ import os
 import re
 import secrets
 import tempfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mirrorkit._types import Json
+from mirrorkit.data import crc32
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.files import is_running, this_process
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.file import DamagedError
+from mirrorkit.train.checkpoints.file import DamagedError, steps_of
 from mirrorkit.train.checkpoints.owner import log_taken_over, named
 from mirrorkit.train.checkpoints.place import Found, Place
 
@@ -126,7 +126,7 @@ class Bucket(Place):
     def keep_newest(self, steps: int, keep: int) -> None:
         """See `Place`."""
         newest = _manifest_of(steps)
-        older = [name for name in self._manifests() if _steps(name) < _steps(newest)]
+        older = [name for name in self._manifests() if steps_of(name) < steps_of(newest)]
         for name in older[keep - 1 :]:
             stored = self._object_of(name)
             self._storage.remove(name)
@@ -174,7 +174,7 @@ class Bucket(Place):
 
     def _manifests(self) -> list[str]:
         """Return the names of the manifests, the newest first."""
-        return sorted(filter(_MANIFEST.fullmatch, self._names()), key=_steps, reverse=True)
+        return sorted(filter(_MANIFEST.fullmatch, self._names()), key=steps_of, reverse=True)
 
     def _names(self) -> list[str]:
         try:
@@ -198,16 +198,6 @@ def _owner_of(number: int) -> str:
     return f".owner-{number:06d}"
 
 
-def _steps(manifest: str) -> int:
-    found = _MANIFEST.fullmatch(manifest)
-    assert found, manifest
-    return int(found[1])
-
-
 def _described(path: Path) -> tuple[int, int]:
     """Return a file's length in bytes and its checksum."""
-    crc = 0
-    with open(path, "rb") as file:
-        while part := file.read(2**20):
-            crc = zlib.crc32(part, crc)
-    return path.stat().st_size, crc
+    return path.stat().st_size, crc32(str(path))

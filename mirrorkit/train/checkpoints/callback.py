@@ -110,14 +110,10 @@ class Checkpoints(LoopCallback):
         if self._place.find():
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:
-                done = (
-                    f"the {epochs} epochs asked for are done"
-                    if position.epoch >= epochs
-                    else f"the fit of {epochs} epochs was ended after {position.epoch} by a callback"
-                )
                 _log.warning(
-                    "%s: %s, so nothing is trained. Ask for more epochs, or start over in another folder.",
-                    *(self.folder, done),
+                    "%s: %d epochs are done, and a fit of %d trains no more. Ask for more epochs, or start over in "
+                    "another folder.",
+                    *(self.folder, position.epoch, epochs),
                 )
             elif self.params.get("verbose"):  # of other workers than the chief it is 0
                 within = f", after batch {position.batch}" if position.batch else ""

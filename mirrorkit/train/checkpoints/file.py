@@ -53,7 +53,7 @@ def find(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise FileError(f"The folder of checkpoints {folder} cannot be read: {error}.") from error
-    return [folder / name for name in sorted(names, key=_steps, reverse=True)]
+    return [folder / name for name in sorted(names, key=steps_of, reverse=True)]
 
 
 def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Owner | None = None) -> None:
@@ -131,15 +131,14 @@ def keep_newest(path: Path, keep: int) -> None:
 
     Files of a later step than the one just written could not be read when the run resumed; they do not count.
     """
-    older = [file for file in find(path.parent) if _steps(file.name) < _steps(path.name)]
+    older = [file for file in find(path.parent) if steps_of(file.name) < steps_of(path.name)]
     for file in older[keep - 1 :]:
         file.unlink(missing_ok=True)
 
 
-def _steps(name: str) -> int:
-    found = _NAME.fullmatch(name)
-    assert found, name
-    return int(found[1])
+def steps_of(name: str) -> int:
+    """Return the number in the name of a checkpoint, or of its manifest."""
+    return int(re.findall(r"\d+", name)[0])
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
@@ -155,7 +154,7 @@ def _read_about(archive: zipfile.ZipFile, path: Path) -> Json:
             "Update mirrorkit."
         )
     steps = Position.from_json(about["position"]).steps
-    if _NAME.fullmatch(path.name) and _steps(path.name) != steps:
+    if _NAME.fullmatch(path.name) and steps_of(path.name) != steps:
         raise ValueError(f"it was made after {steps} steps, which its name does not say")
     return about
 

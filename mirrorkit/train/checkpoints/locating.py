@@ -14,12 +14,8 @@ from mirrorkit.train.checkpoints.place import Place
 
 def folder_of(folder: str | os.PathLike[str]) -> Path | str:
     """Return a folder as a path that stays the same if the process changes its folder, or an address as it is."""
-    if not isinstance(folder, (str, os.PathLike)):
-        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}.")
     if not os.fspath(folder):
         raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
-    if "\0" in os.fspath(folder):
-        raise ArgumentError(f"Checkpoints need the path of a folder, found {folder!r}: no path holds a NUL byte.")
     return os.fspath(folder) if is_address(folder) else Path(folder).expanduser().absolute()
 
 

@@ -73,8 +73,6 @@ def callback_list(
         )
     require_writable(given)
     _refuse_without_averages(given, getattr(model, "optimizer", None))
-    if history and getattr(model, "optimizer", None) is None:
-        _refuse_without_optimizer(given)
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -112,18 +110,6 @@ def _collective(callback: Any) -> str | None:
     if _is_chiefs(callback) or not (periods or isinstance(callback, LoopCallback)):
         return None
     return "".join([type(callback).__name__, *periods])
-
-
-def _refuse_without_optimizer(given: Sequence[Any]) -> None:
-    """Refuse callbacks that set the rate of the model's optimizer, where a step of the user's own shows them none."""
-    for callback in given:
-        if isinstance(callback, (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)):
-            raise StepError(
-                f"{type(callback).__name__} sets the learning rate of the model's optimizer, but this step of your own "
-                "has no model with an optimizer. With one optimizer, compile the model with it "
-                "(model.compile(optimizer)) and make it the step's attribute `model`. With several, give each a "
-                "schedule (keras.optimizers.schedules), or set optimizer.learning_rate in a callback of your own."
-            )
 
 
 def _refuse_without_averages(given: Sequence[Any], optimizer: Any) -> None:

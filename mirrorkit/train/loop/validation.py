@@ -56,7 +56,9 @@ class Validation:
 
     def comes_after(self, epoch: int) -> bool:
         """Whether one comes at the end of an epoch, counted from 0."""
-        return self._data is not None and _comes_after(epoch, self._epochs)
+        if self._data is None:
+            return False
+        return epoch + 1 in self._epochs if isinstance(self._epochs, list) else (epoch + 1) % self._epochs == 0
 
     def falls_within(self, before: int, after: int) -> bool:
         """Whether one comes where a call ends that began after so many batches of the epoch."""
@@ -76,8 +78,3 @@ def _epochs(validation_freq: Any) -> int | list[int]:
         return [int(epoch) for epoch in validation_freq]
     or_else = ", or a list of epochs (the first is 1)"
     return whole_number("validation_freq", validation_freq, StepError, or_else=or_else)
-
-
-def _comes_after(epoch: int, every: int | list[int]) -> bool:
-    """Return whether what comes as `_epochs` says comes after this epoch, counted from 0."""
-    return epoch + 1 in every if isinstance(every, list) else (epoch + 1) % every == 0

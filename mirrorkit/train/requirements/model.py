@@ -53,16 +53,16 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
                 "float8 training); sums over replicas would not be that value. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
-    if not trains:
+    if not trains or model.trainable_variables:
         return
-    if not model.trainable_variables and isinstance(model, Models):
+    if isinstance(model, Models):
         raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
-    if not model.trainable_variables and not all(layer.built for layer in layers_of(model)):
+    if not all(layer.built for layer in layers_of(model)):
         raise not_built(model)
-    if not model.variables:
-        raise StepError(f"The model {model.name!r} has no variables: nothing in it can be trained. Give it a layer.")
-    if not model.trainable_variables:
-        raise StepError(f"The model {model.name!r} has no trainable variables. Set model.trainable = True.")
+    raise StepError(
+        f"The model {model.name!r} has no trainable variables. Set model.trainable = True, or give it a layer with "
+        "weights."
+    )
 
 
 def check_stateless(model: KerasModel) -> None:

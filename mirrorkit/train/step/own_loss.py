@@ -92,8 +92,6 @@ def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
     """Return what tells the ids of the variables that are not trained: those of a model come when it is built."""
     parts, variables = set(map(id, layers_of(models))), set(map(id, models.variables))
     for layer in frozen:
-        if not isinstance(layer, keras.layers.Layer):
-            raise StepError(f"frozen takes a Keras model or layer, or a list or dict of them; found {layer!r}.")
         if id(layer) not in parts and not (is_built(layer) and set(map(id, layer.variables)) <= variables):
             raise StepError("A model that is frozen must be one of the models that Step.from_loss is given.")
     return lambda: {id(variable) for layer in frozen for variable in layer.variables}
@@ -147,13 +145,6 @@ def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
             "Return the values before any mean over the batch, and of several values per example their sum or mean, "
             "such as tf.reduce_mean(values, axis=-1)."
         )
-        if shape is not None and shape.rank == 1 and rows and (shape[0] or 0) > rows and shape[0] % rows == 0:
-            each = shape[0] // rows
-            cure = (
-                f"These are {each} values for each example. Return their mean: tf.reduce_mean(tf.reshape(values, "
-                f"[{each}, -1]), axis=0) where the values of one example are {rows} rows apart, as after tf.concat of "
-                f"{each} batches along the rows; tf.reshape(values, [-1, {each}]) and axis=1 where they are together."
-            )
         if shape is not None and shape.rank == 1 and shape[0] is None:
             cure = (
                 "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "

@@ -124,6 +124,6 @@ def test_a_decision_to_stop_is_kept(
     assert fresh.position.steps == done < 15
     assert len(report.history["loss"]) == 2
     assert len(fresh.fit(recipe, epochs=3, callbacks=again, verbose=0).history["loss"]) == 2
-    assert "the fit of 3 epochs was ended after 2 by a callback, so nothing is trained" in caplog.text
+    assert "2 epochs are done, and a fit of 3 trains no more" in caplog.text
     more = fresh.fit(recipe, epochs=6, callbacks=again, verbose=0)  # who asks for more than the fit that ended
     assert len(more.history["loss"]) == 6
