@@ -43,7 +43,7 @@ from mirrorkit.data.nests import without_none as without_none  # isort: skip
 from mirrorkit.data.worker_rows import bounds as bounds  # isort: skip
 from mirrorkit.data.worker_rows import own_rows as own_rows  # isort: skip
 from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip
-from mirrorkit.data.rows import HOST as HOST  # isort: skip
+from mirrorkit.data.stored_array import HOST as HOST  # isort: skip
 
 __all__ = [
     "Batches",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit.data.rows import HOST
+from mirrorkit.data.stored_array import HOST
 from mirrorkit.errors import RecipeError
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.in_memory import Batches
-from mirrorkit.data.rows import StoredArray
+from mirrorkit.data.stored_array import StoredArray
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import replica_devices
 

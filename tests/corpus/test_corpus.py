@@ -85,7 +85,7 @@ def test_rows_of_a_large_table_that_do_not_add_up_are_red(monkeypatch: pytest.Mo
         return tf.tensor_scatter_nd_update(tf.zeros((size, values.shape[1])), ids[:, None], values)
 
     check = "mirrorkit.train.first_batch.check.compare_with_keras"  # which would see it first
-    monkeypatch.setattr("mirrorkit.train.reduce.rows.dense_of", last)
+    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient.dense_of", last)
     monkeypatch.setattr(check, lambda *arguments, **options: None)
     (cell,) = cells(ENTRIES[LARGE], here(ENTRIES[LARGE], [TWO])).values()
     assert cell.is_red

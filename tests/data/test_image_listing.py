@@ -72,7 +72,7 @@ def test_a_class_may_be_empty_where_all_are_named(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(DataError, match="no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere"):
         list_classes(str(tmp_path / "nowhere"), None)
     with pytest.raises(DataError, match="0 images"):
         list_classes(str(tmp_path), None)

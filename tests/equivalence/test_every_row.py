@@ -22,7 +22,7 @@ from mirrorkit.optim import ByRows, functional
 from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.reduce import rows
+from mirrorkit.train.reduce import sparse_gradient
 from mirrorkit.train.step import devices, functions, options, replicated_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
@@ -218,7 +218,7 @@ _OFF = [
     _Off(
         "rows of one id add up where all replicas' rows arrive",
         _LARGE_TABLES,
-        _replaced(rows, "dense_of", lambda _: _last_of_each),
+        _replaced(sparse_gradient, "dense_of", lambda _: _last_of_each),
     ),
     _Off(
         "rows that no batch looks up are updated too",

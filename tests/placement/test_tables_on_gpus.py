@@ -12,7 +12,7 @@ from gpu_placement import placement
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.reduce import rows
+from mirrorkit.train.reduce import sparse_gradient
 from mirrorkit.train.step import tables
 
 pytestmark = pytest.mark.usefixtures("small_tables")
@@ -71,6 +71,6 @@ def test_rows_that_the_host_would_count_are_seen(monkeypatch: pytest.MonkeyPatch
         found = summed(message)
         return found._replace(number=tf.unique(found.ids)[1])
 
-    summed = rows.summed
+    summed = sparse_gradient.summed
     monkeypatch.setattr(tables, "summed", unique)
     assert _report("SGD", sparse_embeddings=True).problems != []

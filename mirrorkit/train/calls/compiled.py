@@ -23,8 +23,11 @@ from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _log = logging.getLogger("mirrorkit")
 
-# One update, or the evaluation of one batch: of the batches, the number of the run in its call, and that of the first
-# batch in its epoch, it returns the totals.
+# What counts what, in this file: `index` counts the runs of a call, `number` the batches of an epoch; a run of `size`
+# batches takes those from `first + index * size` on. `place` says in words at which batch an error came.
+
+# One update, or the evaluation of one batch: of the batches, the index of the run, and the number of its first batch,
+# it returns the totals.
 Run = Callable[[Sequence[GlobalBatch], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -113,12 +116,12 @@ class Calls:
         """Return what a compiled call repeats; called where the call begins, since it reads the clock there."""
         step, start = self._step, self._step.clock.read()
 
-        def train(batches: Sequence[GlobalBatch], index: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+        def train(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
             with step.clock.at(start, index):
                 return step.train(batches)
 
-        def test(batches: Sequence[GlobalBatch], index: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-            with step.clock.given(start.outside("test", start.count, place)):
+        def test(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+            with step.clock.given(start.outside("test", start.count, number)):
                 # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits
                 totals = self.strategy.run(lambda: all_reduce(step.test(batches[0])))
             return first_replica(self.strategy, totals)
@@ -198,8 +201,8 @@ class Calls:
         take = data.batch
 
         def many(source: Nest, totals: tf.Tensor, updates: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def batches(index: tf.Tensor, places: Sequence[tf.Tensor]) -> list[GlobalBatch]:
-                return [take(source, place, size) for place, size in zip(places, sizes, strict=True)]
+            def batches(index: tf.Tensor, numbers: Sequence[tf.Tensor]) -> list[GlobalBatch]:
+                return [take(source, number, size) for number, size in zip(numbers, sizes, strict=True)]
 
             return self._repeated(what, batches, len(sizes), totals, updates, first)
 
@@ -216,15 +219,15 @@ class Calls:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Make `updates` runs of `size` batches each within a compiled call; count those before the first bad loss.
 
-        `batches` returns those of a run, given its number in the call and theirs in the epoch. What only counts stays
+        `batches` returns those of a run, given its index and their numbers. What only counts stays
         on the host, in int32, so that the host never waits for a device before the call ends.
         """
         run, loss_index = self._run(what), self._step.loss_index
 
         def body(index: tf.Tensor, totals: tf.Tensor, good: tf.Tensor) -> tuple[tf.Tensor, ...]:
             with tf.device(HOST):
-                places = [first + index * size + i for i in range(size)]
-            totals += tf.cast(run(batches(index, places), index, places[0]), tf.float64)
+                numbers = [first + index * size + i for i in range(size)]
+            totals += tf.cast(run(batches(index, numbers), index, numbers[0]), tf.float64)
             return _after(index), totals, good + _is_finite(totals, loss_index)
 
         begin = (_number(0), totals, tf.constant(0, tf.int64))
@@ -254,9 +257,9 @@ class Calls:
                 index: tf.Tensor, batch: Any, having: tf.Tensor, totals: tf.Tensor, good: tf.Tensor
             ) -> tuple[Any, ...]:
                 with tf.device(HOST):
-                    place = first + index
-                    value = with_same_rows(batch.get_value(), place)
-                totals += tf.cast(run([HostBatch(value)], index, place), tf.float64)
+                    number = first + index
+                    value = with_same_rows(batch.get_value(), number)
+                totals += tf.cast(run([HostBatch(value)], index, number), tf.float64)
                 after = _after(index)
                 return after, *fetch(after), totals, good + _is_finite(totals, self._step.loss_index)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.optim import Joined
-from mirrorkit.train.reduce.rows import folded
+from mirrorkit.train.reduce.sparse_gradient import folded
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.train.step.functions import Functions

@@ -120,10 +120,10 @@ class RemoteCalls(Calls):
         def many(first: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
             arrays = next(sent[1]) if sent else None
 
-            def batches(index: tf.Tensor, places: Sequence[tf.Tensor]) -> list[GlobalBatch]:
+            def batches(index: tf.Tensor, numbers: Sequence[tf.Tensor]) -> list[GlobalBatch]:
                 taken = tf.nest.map_structure(lambda column: column[index], columns)
                 if isinstance(data, SentIterator):
-                    taken = [data.make(arrays, *one, sent[0]) for one in zip(taken, places, strict=True)]
+                    taken = [data.make(arrays, *one, sent[0]) for one in zip(taken, numbers, strict=True)]
                 return [HostBatch(batch) for batch in taken]
 
             updates = tf.shape(tf.nest.flatten(columns)[0])[0]
@@ -139,7 +139,7 @@ class RemoteCalls(Calls):
         """Return what a piece repeats; a training has no clock, since other workers make steps at the same time."""
         if what == "test":
             return super()._run(what)
-        return lambda batches, index, place: self._step.train(batches, place)
+        return lambda batches, index, number: self._step.train(batches, number)
 
 
 class RemoteCallLength(CallLength):

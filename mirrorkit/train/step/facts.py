@@ -11,7 +11,7 @@ import tensorflow as tf
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
-from mirrorkit.train.reduce.rows import SparseGradient, block_of, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, block_of, dense_of
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.variables import path
 

@@ -19,7 +19,7 @@ from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.reduce.rows import SparseGradient, SummedSparseGradient, as_rows, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, SummedSparseGradient, as_rows, dense_of
 from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica, require_only_read
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables
-from mirrorkit.train.reduce.rows import SummedSparseGradient
+from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.facts import TraceFacts

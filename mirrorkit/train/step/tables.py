@@ -1,9 +1,9 @@
 """Tables: large weights of Embedding layers, which an update writes in place, a part at a time.
 
-A batch looks up few rows of a table, and its gradient stays those rows (`reduce/rows.py`). Where an optimizer leaves a
-row without a gradient as it is, only those rows of the weight and its slots are read and written. Other optimizers
-change every row; they are given the table in blocks of rows, so that neither a dense gradient nor a second copy of
-weight and slots is held.
+A batch looks up few rows of a table, and its gradient stays those rows (`reduce/sparse_gradient.py`). Where an
+optimizer leaves a row without a gradient as it is, only those rows of the weight and its slots are read and written.
+Other optimizers change every row; they are given the table in blocks of rows, so that neither a dense gradient nor a
+second copy of weight and slots is held.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
-from mirrorkit.train.reduce.rows import SummedSparseGradient, summed
+from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 from mirrorkit.train.step.changing import Changing, none_where_kept
 from mirrorkit.train.step.devices import are_placed

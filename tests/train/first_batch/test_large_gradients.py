@@ -68,7 +68,7 @@ def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimi
 
 def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mirrorkit.train.first_batch.shards._LARGE", _WIDTH - 1)  # numbers; the kernel has 32
-    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 4)
+    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
     optimizer = keras.optimizers.Adagrad
     with pytest.raises(StepError, match=r"the gradient of 'sequential.*/head/kernel' has the norm"):
         _fit(make_loop, keras.layers.Embedding, optimizer, DenseOfBatch)
@@ -81,7 +81,7 @@ def test_few_numbers_of_large_gradients_are_kept(make_loop: Any, monkeypatch: py
     of_kernel = tf.random.normal([_WIDTH, 1])
     assert small(functions, [(1, of_kernel), (2, None)])[0].shape == (_WIDTH, 1)
     monkeypatch.setattr("mirrorkit.train.first_batch.shards._LARGE", _WIDTH - 1)
-    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 4)
+    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
     kept, none = small(functions, [(1, of_kernel), (2, None)])
     assert kept.shape == (4, 1)
     assert none is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mirrorkit.train.reduce.rows import SparseGradient, as_rows, block_of, dense_of, folded, summed
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, as_rows, block_of, dense_of, folded, summed
 
 
 def _rows(ids: Any, width: int = 3, seed: int = 0, dtype: Any = "float32") -> SparseGradient:
@@ -111,7 +111,7 @@ def test_dense(size: int) -> None:
 
 
 def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 1024 * 3 + 2)  # numbers, of 1024 rows
+    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 1024 * 3 + 2)  # numbers, of 1024 rows
     rows = _rows([0, 1, 1024, 1025, 1, 2999])
     dense = dense_of(rows.ids, rows.values, 3000)
     by_rows = folded(tf.IndexedSlices(rows.values, rows.ids))
@@ -122,7 +122,7 @@ def test_a_table_folded_for_comparisons_is_the_same_by_rows_and_dense(monkeypatc
 
 
 def test_a_kernel_is_folded_along_its_last_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorkit.train.reduce.rows._FOLDED", 10)
+    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 10)
     kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4))
     rows = kernel.reshape(18, 4)
     np.testing.assert_allclose(folded(tf.constant(kernel)), [rows[0::2].sum(0), rows[1::2].sum(0)], rtol=1e-12)

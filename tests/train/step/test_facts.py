@@ -13,7 +13,7 @@ from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.rows import SparseGradient
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.step import facts as facts_
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.totals.totals import EXAMPLES, FIXED

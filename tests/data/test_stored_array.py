@@ -10,7 +10,7 @@ import tensorflow as tf
 from recipe_helpers import IN_SPLITS
 from tensorflow.python.framework import kernels
 
-from mirrorkit.data.rows import GATHERED, StoredArray
+from mirrorkit.data.stored_array import GATHERED, StoredArray
 
 # and what else `tf.gather` knows on a GPU
 DTYPES = sorted({tf.as_dtype(name) for name in IN_SPLITS} | GATHERED, key=lambda dtype: dtype.name)
