@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from training_helpers import largest_difference
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -50,22 +51,22 @@ def _compiled(layer: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1), **
 
 def _apart(strategy: tf.distribute.Strategy, layer: Any, batch: int, *, unknown: bool = False) -> float:
     """How far weights and history are from those of Keras's `fit` without a strategy."""
-    found = []
-    data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=batch)
-    if unknown:
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch)
+    few = {"epochs": 2, "verbose": 0}
     model = _compiled(layer)
-    history = model.fit(
-        X, Y, batch_size=batch, epochs=2, shuffle=False, validation_data=(X[:12], Y[:12]), verbose=0
-    ).history
-    found.append([*model.get_weights(), history["loss"], history["val_loss"]])
+    of_keras = model.fit(X, Y, batch_size=batch, shuffle=False, validation_data=(X[:12], Y[:12]), **few).history
+    expected = [*model.get_weights(), of_keras["loss"], of_keras["val_loss"]]
     with strategy.scope():
         model = _compiled(layer)
-    few = mk.data.batches(mk.data.arrays(X[:12], Y[:12]), global_batch_size=12)
+    data = _data(batch)
+    if unknown:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch)
     loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    history = loop.fit(data, epochs=2, validation_data=few, verbose=0).history
-    found.append([*model.get_weights(), history["loss"], history["val_loss"]])
-    return max(float(np.max(np.abs(np.subtract(a, b)))) for a, b in zip(*found, strict=True))
+    history = loop.fit(data, validation_data=_data(12, rows=12), **few).history
+    return largest_difference([*model.get_weights(), history["loss"], history["val_loss"]], expected)
+
+
+def _data(batch: int = 12, rows: int = 36) -> mk.data.Batches:
+    return mk.data.batches(mk.data.arrays(X[:rows], Y[:rows]), global_batch_size=batch)
 
 
 @pytest.mark.parametrize(("where", "batch"), [(("one_device", 1), 4), (("mirrored", 3), 12)])
@@ -79,7 +80,7 @@ def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
     with strategy.scope():
         model = _compiled(Traced)
     loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
+    data = _data()
     before = loop.predict(data)
     loop.fit(data, verbose=0)
     after = loop.predict(data)
@@ -118,8 +119,7 @@ class Tied(keras.constraints.Constraint):
         return 0.5 * (weight + tf.reduce_mean(tf.convert_to_tensor(self._other.kernel)))
 
 
-@pytest.mark.parametrize("what", ["rate", "constraint"])
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)])
+@pytest.mark.parametrize(("what", "where"), [("rate", ("mirrored", 2)), ("constraint", ("one_device", 1))])
 def test_an_update_that_reads_what_it_writes_is_refused(what: str, where: Any, strategy_of: Any) -> None:
     """The replicas' weights would drift apart: one of them reads the other's new value."""
     strategy = strategy_of(*where)
@@ -135,8 +135,8 @@ def test_an_update_that_reads_what_it_writes_is_refused(what: str, where: Any, s
         else:
             model = _compiled(lambda: other, kernel_constraint=Tied(other))
     loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    with pytest.raises(StepError, match=r"The update reads the variable .*(iteration|kernel).*LearningRateSchedule"):
-        loop.fit(mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12), verbose=0)
+    with pytest.raises(StepError, match=r"reads the variable .*(iteration|kernel)"):
+        loop.fit(_data(), verbose=0)
 
 
 class OwnStep(keras.Sequential):  # type: ignore[name-defined, misc]
@@ -151,34 +151,33 @@ class OwnStep(keras.Sequential):  # type: ignore[name-defined, misc]
 
 def test_an_own_train_step_may_read_what_its_update_writes(strategy_of: Any) -> None:
     found = []
-    for strategy in (None, strategy_of("mirrored", 3)):
+    for strategy in (None, strategy_of("mirrored", 2)):
         keras.utils.set_random_seed(0)
         with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
             other = L.Dense(5, "tanh")
             model = OwnStep([keras.Input((4,)), other, L.Dense(5, "tanh", kernel_constraint=Tied(other)), L.Dense(1)])
             model.compile(keras.optimizers.SGD(0.1))
         if strategy is None:
-            model.fit(X, Y, batch_size=12, epochs=3, shuffle=False, verbose=0)
+            model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
         else:
-            data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
-            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=3, verbose=0)
+            data = _data()
+            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
             for weight in model.weights:
                 first, *others = [copy.numpy() for copy in strategy.experimental_local_results(weight.value)]
                 assert all(np.array_equal(first, one) for one in others)
         found.append(model.get_weights())
-    assert max(np.abs(a - b).max() for a, b in zip(*found, strict=True)) < 1e-6
+    assert largest_difference(*found) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["apply", "apply_gradients", "update_step"])
 def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str) -> None:
     optimizer = keras.optimizers.SGD(0.1)
     setattr(optimizer, name, lambda *args: None)
-    with pytest.raises(StepError, match=f"{name} was replaced on this SGD itself.* Define it in a subclass"):
+    with pytest.raises(StepError, match=f"{name} was replaced"):
         mk.train.Step(_compiled(L.Identity), optimizer, loss="mse")
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)])
-def test_a_loss_may_read_the_weights_of_the_model(where: Any, strategy_of: Any) -> None:
+def test_a_loss_may_read_the_weights_of_the_model(strategy_of: Any) -> None:
     """A small penalty, which the comparison of the first batch would let pass."""
 
     def trained(strategy: Any, *, by_keras: bool = False) -> list[np.ndarray]:
@@ -193,19 +192,19 @@ def test_a_loss_may_read_the_weights_of_the_model(where: Any, strategy_of: Any) 
 
         model.compile(optimizer, loss)
         if by_keras:
-            model.fit(X, Y, batch_size=12, epochs=20, shuffle=False, verbose=0)
+            model.fit(X, Y, batch_size=12, epochs=10, shuffle=False, verbose=0)
         else:
-            data = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=12)
-            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=20, verbose=0)
+            data = _data()
+            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=10, verbose=0)
         return list(model.get_weights())
 
-    found = trained(strategy_of(*where))
+    found = trained(strategy_of("mirrored", 2))
     expected = trained(tf.distribute.get_strategy(), by_keras=True)
-    assert max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) < 2e-6
+    assert largest_difference(found, expected) < 2e-6
 
 
 def test_a_model_that_runs_eagerly_is_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(StepError, match=r"run_eagerly=True.* Compile without run_eagerly"):
+    with pytest.raises(StepError, match="run_eagerly=True"):
         mk.train.Step.from_compiled(model)
