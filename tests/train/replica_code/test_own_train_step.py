@@ -42,32 +42,28 @@ def largest(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(other)), initial=0.0))
 
 
-FAST = ["wgan", "distillation", "mean_teacher", "synchronized"]
-CASES = [
-    *((name, 3) for name in FAST),
-    *(pytest.param(name, 3, marks=pytest.mark.slow) for name in own_models.MODELS if name not in FAST),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [("wgan", 1), ("wgan", 2), ("tracks", 1), ("late", 1)]),
-]
+FAST = [("wgan", 2), ("distillation", 2), ("mean_teacher", 3), ("synchronized", 3)]
+ALL = [*((name, 3) for name in own_models.MODELS), ("wgan", 1), ("tracks", 1), ("late", 1)]
+CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)]
 
 
 @pytest.mark.parametrize(("name", "replicas"), CASES)
 def test_it_trains_as_keras_does(strategy_of: Any, name: str, replicas: int) -> None:
     history, weights = keras_run(own_models.MODELS[name])
-    control, reordered = keras_run(own_models.MODELS[name], order=_within_batches())
-    rounding = max(largest(a, b) for a, b in zip(weights, reordered, strict=True))
-    rounding = max(rounding, *(largest(control[log], history[log]) for log in history))
     loop = loop_of(own_models.MODELS[name], strategy_of("mirrored" if replicas > 1 else "one_device", replicas))
     report = loop.fit(plain_dataset(*own_models.data(), batch=BATCH), epochs=EPOCHS, verbose=0)
     assert report.history.keys() == history.keys()
-    bar = max(3 * rounding, 1e-6)  # Keras may compile with XLA, which rounds otherwise
-    assert {log: largest(report.history[log], history[log]) for log in history} == pytest.approx(
-        dict.fromkeys(history, 0.0), abs=bar
-    )
-    for variable, expected in zip(loop.step.model.variables, weights, strict=True):
+    found = {log: largest(report.history[log], history[log]) for log in history}
+    for i, (variable, expected) in enumerate(zip(loop.step.model.variables, weights, strict=True)):
         if getattr(variable, "synchronization", None) == "on_read" and "metric" in variable.path:
             continue
-        for copy in copies(variable):
-            assert largest(copy, expected) <= bar, variable.path
+        found[f"{i}: {variable.path}"] = float(np.max([largest(copy, expected) for copy in copies(variable)]))
+    bar = 1e-6  # Keras may compile with XLA, which rounds otherwise
+    if max(found.values()) > bar:
+        control, reordered = keras_run(own_models.MODELS[name], order=_within_batches())
+        rounding = max(largest(a, b) for a, b in zip(weights, reordered, strict=True))
+        bar = 3 * max(rounding, *(largest(control[log], history[log]) for log in history))
+    assert {path: apart for path, apart in found.items() if not apart <= max(bar, 1e-6)} == {}
 
 
 def _within_batches() -> np.ndarray:
