@@ -32,7 +32,7 @@ def judge(make_loop: Any, caplog: pytest.LogCaptureFixture) -> Any:
     def compare(net: Any, *batch: Any, training: bool = True, **options: Any) -> None:
         loop = make_loop(("mirrored", 2), net, **options)
         step = loop.step.for_loop(loop.strategy)
-        tensors = tuple(map(tf.constant, batch))
+        tensors = tf.nest.map_structure(tf.constant, batch)
         step.prepare(tensors)
         with caplog.at_level("INFO", "mirrorkit"):
             compare_with_keras(step, step.unpack(tensors), training=training)
@@ -50,20 +50,43 @@ def _dense(activation: str) -> Any:
     return lambda: sequential((6,), L.Dense(5, "tanh"), L.Dense(3, activation))
 
 
-def test_losses_of_keras(judge: Any) -> None:
-    # Of sequences, of the whole batch, of the numbers of classes:
-    other = {"CTC", "Circle", "Dice", "Tversky", "CategoricalGeneralizedCrossEntropy"}
-    sparse = [kind for kind in _of_keras(keras.losses, keras.losses.Loss) if kind.__name__.startswith("Sparse")]
-    for kind in _of_keras(keras.losses, keras.losses.Loss):
-        if kind.__name__ in other or kind in sparse:
-            continue
-        y = CLASSES if "Categorical" in kind.__name__ else BITS if "Binary" in kind.__name__ else NUMBERS
-        activation = "softmax" if "Categorical" in kind.__name__ else "sigmoid"
-        for reduction, weights in (("sum_over_batch_size", ()), ("mean_with_sample_weight", (WEIGHTS,))):
-            judge(_dense(activation), X, y, *weights, loss=kind(reduction=reduction))
-    of_numbers = [*(kind() for kind in sparse), keras.losses.CategoricalGeneralizedCrossEntropy()]
-    for loss in ("sparse_categorical_crossentropy", *of_numbers):
-        judge(_dense("softmax"), X, CLASSES.argmax(1), WEIGHTS, loss=loss)
+# All but those of sequences and of the whole batch:
+KINDS = {
+    kind.__name__: kind
+    for kind in _of_keras(keras.losses, keras.losses.Loss)
+    if kind.__name__ not in {"CTC", "Circle", "Dice", "Tversky"}
+}
+
+
+def _targets(name: str) -> np.ndarray:
+    if "Categorical" in name:
+        return CLASSES.argmax(1) if name.startswith(("Sparse", "CategoricalGeneralized")) else CLASSES
+    return BITS if "Binary" in name else NUMBERS
+
+
+def _last(name: str) -> str:
+    return "softmax" if "Categorical" in name else "sigmoid"
+
+
+@pytest.mark.parametrize("weights", [(), (dict.fromkeys(KINDS, WEIGHTS),)], ids=["plain", "weighted"])
+def test_losses_of_keras(weights: Any, judge: Any) -> None:
+    """Each of an output of its own, whose layer has a gradient of its own."""
+
+    def net() -> Any:
+        inputs = keras.Input((6,))
+        hidden = L.Dense(5, "tanh")(inputs)
+        return keras.Model(inputs, {name: L.Dense(3, _last(name), name=name)(hidden) for name in KINDS})
+
+    judge(net, X, {name: _targets(name) for name in KINDS}, *weights, loss={n: kind() for n, kind in KINDS.items()})
+
+
+FAST = ("CategoricalCrossentropy", "MeanSquaredError", "SparseCategoricalCrossentropy")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in KINDS])
+def test_losses_that_are_divided_by_the_weights(name: str, judge: Any) -> None:
+    loss = KINDS[name](reduction="mean_with_sample_weight")
+    judge(_dense(_last(name)), X, _targets(name), WEIGHTS, loss=loss)
 
 
 def test_layers_that_draw_normalize_regularize_and_mask(judge: Any) -> None:
@@ -90,7 +113,7 @@ def test_a_loss_scale_that_overflows_at_first(judge: Any, monkeypatch: pytest.Mo
 
     judge(net, X, 100 * NUMBERS, loss_scale=2.0**60)
     monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
-    with pytest.raises(StepError, match=r"gradient of '.*' has the norm [\d.]+, in Keras [\d.]+, and"):
+    with pytest.raises(StepError, match=r"has the norm [\d.]+, in Keras [\d.]+"):
         judge(net, X, 100 * NUMBERS, loss_scale=2.0**60)
 
 
@@ -99,9 +122,9 @@ def _more(original: Any) -> Any:
 
 
 BROKEN = [
-    (losses, "loss_sum", _twice_the_loss, r"gradient of '.*' has the norm .*in Keras.*log 'loss' is"),
-    (metrics.Metrics, "sums", _more, r"does: the log 'mae' is"),
-    (LayerState, "new_values", _more, r"does: the state '.*moving_mean' becomes a norm of .*, in Keras a norm of"),
+    (losses, "loss_sum", _twice_the_loss, "gradient of .*in Keras.*log 'loss' is"),
+    (metrics.Metrics, "sums", _more, "the log 'mae' is"),
+    (LayerState, "new_values", _more, "the state '.*moving_mean'"),
 ]
 
 
@@ -172,9 +195,7 @@ def test_an_optimizer_that_its_configuration_does_not_make_again_is_not_compared
 def test_an_optimizer_of_the_users_own(judge: Any) -> None:
     judge(_dense("relu"), X, NUMBERS, optimizer=lambda: Momentum(0.1))
     for kind in (Halving, LeavesOutThirds):
-        with pytest.raises(
-            StepError, match=rf"12 updates of {kind.__name__} move weights .*Keep it in add_variable or"
-        ):
+        with pytest.raises(StepError, match=f"12 updates of {kind.__name__}"):
             judge(_dense("relu"), X, NUMBERS, optimizer=lambda kind=kind: kind(0.1))
 
 
@@ -193,7 +214,7 @@ def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
     for where in (("one_device", 1), ("mirrored", 2)):
         loop = make_loop(where, line_net)
         before = loop.step.model.get_weights()
-        with pytest.raises(StepError, match=r"not do what Keras's fit does.*unchecked=\(\"keras\",\)"):
+        with pytest.raises(StepError, match=r"what Keras's fit does.*unchecked"):
             loop.fit(data, verbose=0)
         with pytest.raises(StepError, match="what Keras's evaluate does"):
             loop.evaluate(data)
@@ -208,5 +229,5 @@ def test_evaluation_is_compared_after_a_training_too(
     loop, data = make_loop(where, line_net), plain_dataset(*numbers, batch=20)
     loop.fit(data, verbose=0)
     monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
-    with pytest.raises(StepError, match=r"what Keras's evaluate does: the log 'loss' is"):
+    with pytest.raises(StepError, match="evaluate does: the log 'loss'"):
         loop.evaluate(data)

@@ -61,7 +61,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_on_several_replicas(name: str, make_loop: Any) -> None:
-    with pytest.raises(mk.errors.StepError, match=r"What the model predicts for 3 rows .* not what parts of them give"):
+    with pytest.raises(mk.errors.StepError, match="predicts for 3 rows"):
         predicts(make_loop, REFUSED[name])
 
 
@@ -78,7 +78,7 @@ def test_taken_on_one_replica(name: str, make_loop: Any) -> None:
     ],
 )
 def test_an_output_without_rows(outputs: Any, found: str, make_loop: Any) -> None:
-    with pytest.raises(mk.errors.StepError, match=f"What the model predicts as {re.escape(found)}"):
+    with pytest.raises(mk.errors.StepError, match=f"predicts as {re.escape(found)}"):
         predicts(make_loop, outputs)
 
 

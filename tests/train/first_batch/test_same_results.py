@@ -79,13 +79,13 @@ def test_rounding_is_no_difference(others):
 
 def test_the_worker_with_another_loss_is_named(others):
     others(same, other(0, 1.1))
-    with pytest.raises(ClusterError, match=r"the same 4 rows .*, the loss is .* on worker 2 and .* on worker 0"):
+    with pytest.raises(ClusterError, match=r"the loss is .* on worker 2 and .* on worker 0"):
         require_same_results(step_of(), BATCH, training=True)
 
 
 def test_the_weight_with_another_gradient_is_named(others):
     others(other(3, 1.5))
-    with pytest.raises(ClusterError, match=r"the gradient of '.*dense_1/kernel' is .* on worker 1 and .* on worker 0"):
+    with pytest.raises(ClusterError, match=r"dense_1/kernel' is .* on worker 1 and"):
         require_same_results(step_of(), BATCH, training=True)
 
 

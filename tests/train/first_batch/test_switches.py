@@ -62,7 +62,7 @@ def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
         return make_loop(TWO, line_net, loss=loss, steps_per_call=1)
 
     count = keras.Variable(100, trainable=False, dtype="int32")
-    with pytest.raises(StepError, match=r"The loss \(loss\) of a batch is not that of its parts"):
+    with pytest.raises(StepError, match=r"\(loss\) of a batch"):
         _fit(loop(count), count, 6)
     count = keras.Variable(100, trainable=False, dtype="int32")
     _fit(loop(count), count, 50)  # another number, and as right as before
