@@ -7,8 +7,9 @@ have been reduced, so neither is wanted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -107,7 +108,8 @@ def functional_apply(
         twin.__dict__["_learning_rate"] = lambda: rate
     variables = [*trainable_variables(optimizer), *optimizer.variables]
     values = [*weights, *slots]
-    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
+    state = list(zip(variables, values, strict=True))
+    with _named_as_tensorflow(twin._trainable_variables), keras.StatelessScope(state_mapping=state) as scope:
         try:
             twin.apply(list(gradients), None if of is None else list(of))
         except MirrorkitError:
@@ -121,3 +123,19 @@ def functional_apply(
             ) from error
     new = [tf.cast(scope.get_current_value(v), value.dtype) for v, value in zip(variables, values, strict=True)]
     return new[: len(weights)], new[len(weights) :]
+
+
+@contextlib.contextmanager
+def _named_as_tensorflow(variables: Sequence[KerasVariable]) -> Iterator[None]:
+    """Name weights as TensorFlow's variables, which Keras hands to an optimizer: "dense/kernel:0", not "kernel".
+
+    `exclude_from_weight_decay(var_names=)` searches in this name, and so may an `update_step`.
+    """
+    names = [variable._name for variable in variables]
+    for variable in variables:
+        variable._name = variable._value.name
+    try:
+        yield
+    finally:
+        for variable, name in zip(variables, names, strict=True):
+            variable._name = name

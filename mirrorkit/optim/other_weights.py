@@ -15,6 +15,7 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.slots import slots_by_name
+from mirrorkit.variables import native
 
 
 class StandIn(NamedTuple):
@@ -40,7 +41,7 @@ def decays(optimizer: KerasOptimizer, weight: KerasVariable) -> bool:
     if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # from Keras 3.16 on
         return not optimizer._is_excluded_from_weight_decay(weight)
     copy = _with(optimizer, _exclude_from_weight_decay_cache={})  # the optimizer would remember what it is asked
-    return bool(copy._use_weight_decay(weight))
+    return bool(copy._use_weight_decay(native(weight)))  # as Keras does: its name is the path
 
 
 def build_for(optimizer: KerasOptimizer, weights: Sequence[StandIn]) -> None:
