@@ -165,7 +165,7 @@ NEEDS = (
     ),
     Names(
         "optimizer.iterations",
-        "_value _shape _ndim _path",
+        "_value _shape _ndim _path _name",
         "optim/functional.py, optim/other_weights.py",
         "test_other_weights.py",
         "Keras variables that stand for weights of other shapes",
@@ -226,6 +226,27 @@ NEEDS = (
         "train/replica_code/draws.py",
         "test_own_train_step.py",
         "draws of a replica",
+    ),
+    Names(
+        "tensorflow.nn",
+        "compute_average_loss",
+        "train/replica_code/keras_calls.py",
+        "test_one_replica.py",
+        "a loss that is divided by the rows of the global batch, where shares are averaged",
+    ),
+    Names(
+        "tensorflow.python.distribute.distribute_lib.StrategyBase",
+        "num_replicas_in_sync",
+        "train/reduce/one_replica.py",
+        "test_one_replica.py",
+        "how many replicas a user's code divides by, which is averaged over the rows",
+    ),
+    Names(
+        "tensorflow.python.distribute.distribute_lib.ReplicaContext",
+        "all_reduce all_gather",
+        "train/reduce/one_replica.py",
+        "test_one_replica.py",
+        "refuse what user code would reduce a second time",
     ),
     Names(
         "tensorflow.nn.experimental",
@@ -367,15 +388,18 @@ def replace(key: str, wrapper: Callable[..., Any]) -> contextlib.ExitStack:
     owner, name = place
     original, own = getattr(owner, name), vars(owner).get(name)
 
-    @functools.wraps(original)
+    is_property = isinstance(original, property)
+    function = original.fget if is_property else original
+
+    @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        return wrapper(original, *args, **options)
+        return wrapper(function, *args, **options)
 
     if own is None:  # a base class has it
         undo.callback(delattr, owner, name)
     else:
         undo.callback(setattr, owner, name, own)
-    setattr(owner, name, wrapped)
+    setattr(owner, name, property(wrapped) if is_property else wrapped)
     return undo
 
 

@@ -21,6 +21,7 @@ from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.train.keras_model.seeds import seeds_on_host
+from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.variables import ValueScope
@@ -38,7 +39,14 @@ def call_model(
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
     scope = _Scope(state_mapping=given, collect_losses=True)
-    with seeds_on_host(), without_waits(), functions_inlined(), keeping(kept_by(layers_of(model))), scope:
+    with (
+        one_replica(),
+        seeds_on_host(),
+        without_waits(),
+        functions_inlined(),
+        keeping(kept_by(layers_of(model))),
+        scope,
+    ):
         before = dict(scope.state_mapping)
         outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
@@ -97,7 +105,7 @@ def with_values(
     """
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    with functions_inlined(), _Scope(state_mapping=given) as scope:
+    with one_replica(), functions_inlined(), _Scope(state_mapping=given) as scope:
         yield scope.paths
 
 
@@ -108,7 +116,7 @@ def predict_with(model: KerasModel, x: Nest) -> Nest:
 
 def predicting(predict: Callable[[], Nest]) -> Nest:
     """Call what predicts, as a pass through a model is made."""
-    with seeds_on_host(), without_waits(), functions_inlined():
+    with one_replica(), seeds_on_host(), without_waits(), functions_inlined():
         return predict()
 
 

@@ -21,6 +21,7 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
 from mirrorkit.data import HOST
+from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.packing import pack, unpack
 from mirrorkit.train.reduce.reduction import all_reduce
 
@@ -90,6 +91,7 @@ def _affine_transform(original: Function, *args: Nest, **options: Nest) -> Nest:
     return original(*args, **options)
 
 
+@one_replica(False)
 def _compute_moments_sync(
     original: Function, x: tf.Tensor, axes: Sequence[int], keepdims: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.switching import switching
 
 Gather = Callable[[Nest], Nest]  # from a replica's rows to those of all
@@ -70,6 +71,7 @@ def all_gather(rows: Nest) -> Nest:
     return gather(rows)
 
 
+@one_replica(False)
 def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
     """Return the rows of all replicas; the own ones where `is_all` says that every replica has all of them."""
     context = tf.distribute.get_replica_context()
@@ -92,6 +94,7 @@ def gathering(gather: Gather) -> Iterator[None]:
         _within.gather = before
 
 
+@one_replica(False)
 def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     """Put the rows of all replicas together, in the order of the replicas; in replica context.
 
@@ -104,6 +107,7 @@ def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes, False), rows)
 
 
+@one_replica(False)
 def gather_sizes(size: tf.Tensor) -> tf.Tensor:
     """Return the numbers of all replicas, [replicas], or [replicas, n] of n numbers, int64; in replica context."""
     own = tf.identity(tf.cast(size, tf.int64))[tf.newaxis]

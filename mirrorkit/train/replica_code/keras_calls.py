@@ -45,8 +45,19 @@ def wrap_keras() -> None:
     private.replace("Optimizer.apply", _apply)
     private.replace("LossScaleOptimizer.apply", _apply)
     private.replace("Mean.update_state", _update_state)
+    private.replace("nn.compute_average_loss", _average_loss)
     for name in ("loss.scale_loss_for_distribution", "loss.unscale_loss_for_distribution"):
         private.replace(name, lambda original, value: original(value) if this_scope() is None else value)
+
+
+def _average_loss(
+    original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    """A sum over a share by the rows of the whole batch, which the caller names, is a part of a mean."""
+    scope, value = this_scope(), original(per_example_loss, sample_weight, global_batch_size)
+    if scope is None or global_batch_size is None:
+        return value
+    return value / tf.cast(scope.share.fraction, value.dtype)
 
 
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:

@@ -21,6 +21,7 @@ from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.gathering import gathering
+from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
@@ -259,6 +260,7 @@ class KerasStep:
         """Within it code of the model runs on this replica's share."""
         model = OfModel(self.variables, self._plain, self._updates)
         with (
+            one_replica(),
             keeping(kept_by(layers_of(self.model))),
             on_share(share, model) as scope,
             without_waits(totals=scope.totals()),

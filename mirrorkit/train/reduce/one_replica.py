@@ -1,0 +1,59 @@
+"""The user's code is one replica's: its results for a share of the batch are combined by the step, and by nobody else.
+
+TensorFlow's guide divides a loss by the number of replicas, since there the gradients are added up afterwards. A step
+averages them over the rows, so its replicas would divide twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mirrorkit import private
+from mirrorkit.errors import StepError
+
+_within = threading.local()  # a strategy traces each replica in a thread of its own
+
+
+@contextmanager
+def one_replica(alone: bool = True) -> Iterator[None]:
+    """Let the number of replicas be 1 within the block, and refuse to reduce; with `alone=False` not, within that."""
+    _wrap()
+    before = getattr(_within, "alone", False)
+    _within.alone = alone
+    try:
+        yield
+    finally:
+        _within.alone = before
+
+
+@functools.cache
+def _wrap() -> None:
+    """Have TensorFlow do what the block above says; outside of it it is as it was."""
+    private.replace("StrategyBase.num_replicas_in_sync", lambda number, of: 1 if _is_alone() else number(of))
+    for name in ("all_reduce", "all_gather"):
+        private.replace(f"ReplicaContext.{name}", functools.partial(_refuse, name))
+
+
+def _is_alone() -> bool:
+    return getattr(_within, "alone", False)
+
+
+def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if not _is_alone() or _called_by().startswith("keras."):  # synchronized layers, where we left them Keras's own
+        return original(*args, **options)
+    raise StepError(
+        f"tf.distribute.get_replica_context().{name} was called in a layer, a loss or a train_step, whose results the "
+        "step combines over the replicas itself. Leave it out; for a loss over the whole batch use mk.train.all_gather "
+        "with Step.from_loss(..., whole_batch=True), for statistics BatchNormalization(synchronized=True)."
+    )
+
+
+def _called_by() -> str:
+    """Return the module whose code called a function that is replaced, of one that a replacement calls."""
+    caller = inspect.stack(0)[3]  # 1 is `_refuse`, 2 what `private.replace` made
+    return str(caller.frame.f_globals["__name__"])

@@ -1,0 +1,130 @@
+"""A user's code sees one replica: what it divides by their number, as TensorFlow's guide does, is the whole batch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+_X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+_Y = _X[:, :1] ** 2
+_ROWS = keras.losses.MeanSquaredError(reduction="none")
+
+
+def _average(values: tf.Tensor) -> tf.Tensor:
+    return tf.nn.compute_average_loss(values)
+
+
+def _average_of_the_batch(values: tf.Tensor) -> tf.Tensor:
+    return tf.nn.compute_average_loss(values, global_batch_size=12)
+
+
+def _divided(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(values) / tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _divided_by_the_context(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(values) / tf.distribute.get_replica_context().num_replicas_in_sync
+
+
+def _regularized(values: tf.Tensor) -> tf.Tensor:
+    return _average(values) + tf.nn.scale_regularization_loss(tf.constant(0.5) * tf.reduce_mean(values))
+
+
+class OfTheGuide(keras.Model):  # type: ignore[misc, name-defined]
+    """TensorFlow's guide of custom training loops, as a `train_step`."""
+
+    def __init__(self, reduce: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        super().__init__()
+        self.dense, self.reduce = keras.layers.Dense(1), reduce
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.dense(x)
+
+    def train_step(self, batch: Any) -> dict[str, tf.Tensor]:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.reduce(_ROWS(y, self(x, training=True)))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+class Scaled(keras.layers.Layer):  # type: ignore[misc, name-defined]
+    """A layer that adds a loss as the guide does."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.add_loss(tf.nn.scale_regularization_loss(tf.reduce_mean(x**2)))
+        return x
+
+    def compute_output_shape(self, shape: Any) -> Any:  # else Keras calls it outside of a replica
+        return shape
+
+
+def _loss_of_rows(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return _ROWS(y, y_pred) / tf.distribute.get_strategy().num_replicas_in_sync
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    **{
+        f.__name__: lambda f=f: OfTheGuide(f)
+        for f in (_average, _average_of_the_batch, _divided, _divided_by_the_context, _regularized)
+    },
+    "a layer's loss": lambda: keras.Sequential([keras.Input((3,)), Scaled(), keras.layers.Dense(1)]),
+    "a compiled loss": lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+}
+
+
+def _compiled(name: str) -> Any:
+    keras.utils.set_random_seed(0)
+    model = MODELS[name]()
+    model.compile(keras.optimizers.SGD(0.05), _loss_of_rows if name == "a compiled loss" else "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replicas_are_not_divided_by(strategy_of: Any, name: str) -> None:
+    expected = _compiled(name)
+    history = expected.fit(_X, _Y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = _compiled(name)
+    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12, shuffle=False)
+    report = mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=2, verbose=0)
+    for want, found in zip(expected.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(report.history["loss"], history["loss"], rtol=1e-5)
+    assert strategy.num_replicas_in_sync == 2
+
+
+class OfAllReplicas(keras.layers.Layer):  # type: ignore[misc, name-defined]
+    """A layer that wants a mean over all replicas."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return x - context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(x, 0))
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["layer", "train_step"])
+@pytest.mark.parametrize("unchecked", [(), ("rows", "keras")], ids=str)
+def test_a_reduction_is_refused(strategy_of: Any, own: bool, unchecked: tuple[str, ...]) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        if own:
+            model = OfTheGuide(lambda rows: tf.reduce_mean(OfAllReplicas()(rows[:, tf.newaxis])))
+        else:
+            model = keras.Sequential([keras.Input((3,)), OfAllReplicas(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12, shuffle=False)
+    step = mk.train.Step.from_compiled(model, unchecked=unchecked)
+    with pytest.raises(mk.errors.StepError, match="all_reduce"):
+        mk.train.Loop(strategy, step).fit(data, verbose=0)
