@@ -102,7 +102,8 @@ class Custom:
                 f"{type(step).__name__} is not a step: it lacks {', '.join(missing)}. Use mk.train.Step(model, "
                 "optimizer, loss=...), or define build(strategy), compute(batch) and update(strategy, sums)."
             )
-        step.build(strategy)
+        with strategy.scope():
+            step.build(strategy)
         variables = settings_of_variables(getattr(step, "variables", []))
         require_same(strategy, "step", {"class of the step": type(step).__name__, **variables})
         if are_placed(strategy, getattr(step, "variables", [])):

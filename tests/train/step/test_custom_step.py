@@ -214,3 +214,21 @@ def test_it_may_gather_the_whole_batch(strategy_of: Any) -> None:
     history = mk.train.Loop(strategy, step).fit(training, validation_data=validation, epochs=2, verbose=0).history
     assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
     assert largest_difference(step.net.get_weights(), by_hand.net.get_weights()) < 1e-5
+
+
+class _MadeInBuild(Line):
+    """Makes its variables in `build`, without a scope."""
+
+    def __init__(self) -> None:
+        self.net = None
+
+    def build(self, strategy: Any) -> None:
+        if self.net is None:
+            super().__init__()
+        super().build(strategy)
+
+
+def test_what_build_creates_is_in_the_scope(strategy_of: Any, numbers: Any, copies: Any) -> None:
+    loop = mk.train.Loop(strategy_of("mirrored", 2), _MadeInBuild())  # on workers each would begin with other weights
+    loop.fit(plain_dataset(*numbers, batch=12), verbose=0)
+    assert [len(of_variable) for of_variable in copies(loop)] == [2] * len(loop.step.variables)
