@@ -20,6 +20,16 @@ def with_mirrorkit(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": path}
 
 
+def open_standard_streams() -> None:
+    """Open those of descriptors 0 to 2 that are closed, as under a daemon or `<&-`; before a pipe for a child is made.
+
+    Else the pipe takes the number, and in the child its standard stream takes the place of the pipe.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(opened)
+
+
 def start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a command as the leader of a process group of its own.
 

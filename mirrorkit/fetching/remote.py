@@ -56,6 +56,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
             "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
             "PYTHONPATH": os.pathsep.join(path),
         }
+        subprocesses.open_standard_streams()
         self._connection, theirs = Pipe()
         with theirs, open(self._log, "wb") as log:
             self._process = subprocesses.start(

@@ -18,8 +18,10 @@ def tell(text: str) -> None:
     say("launch", text, sys.stderr)
 
 
-def say(name: str, text: str, to: TextIO) -> None:
-    """Print a line with a task's name in front; lines of several tasks do not mix."""
+def say(name: str, text: str, to: TextIO | None) -> None:
+    """Print a line with a task's name in front, if the stream is open; lines of several tasks do not mix."""
+    if to is None:
+        return
     with _print, contextlib.suppress(OSError, ValueError):
         try:
             to.write(f"{name} | {text}\n")

@@ -41,6 +41,7 @@ class Process:
         folder: str | None = None,
         stdin: int | IO[bytes] = subprocess.DEVNULL,
     ) -> None:
+        subprocesses.open_standard_streams()
         self._tell, self._telling, self._has_ended = tell, threading.Lock(), False
         self._own, pipe = "", ""
         named = [name for name in (JOURNAL, CALL) if environment.get(name) == ""]

@@ -9,6 +9,7 @@ from pathlib import Path
 from mirrorkit.errors import JobError
 
 _LONGEST = 30.0  # seconds of a command
+_DIGITS = 9
 
 
 def count(source: str) -> int:
@@ -30,6 +31,6 @@ def count(source: str) -> int:
     except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
         raise JobError(f"slots={source!r} gave no number of workers: {error}.") from error
     last = text.strip().rpartition("\n")[2].strip()
-    if not last.isdecimal():
-        raise JobError(f"slots={source!r} must give a number of workers in its last line, found {last!r}.")
+    if not last.isdecimal() or len(last) > _DIGITS:
+        raise JobError(f"slots={source!r} must give a number of workers in its last line, found {last[:50]!r}.")
     return int(last)
