@@ -1,12 +1,17 @@
-"""Whole numbers as arguments: Python and NumPy integers are accepted, booleans and floats are not."""
+"""Whole numbers and switches as arguments: those of Python and NumPy are accepted, what Python takes for one is not."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from mirrorkit.errors import MirrorkitError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_whole(value: Any, least: float = 1) -> bool:
@@ -35,3 +40,27 @@ def whole_number(
         numbers = f"from {least} on" if most == math.inf else f"from {least} to {most}"
         raise error(f"{name} must be a whole number {numbers}{or_else}, found {value!r}.")
     return int(value)
+
+
+def require_switches(values: Mapping[str, Any], error: type[MirrorkitError]) -> None:
+    """Refuse, of arguments by name, what is not True or False; "no" would be true."""
+    for name, value in values.items():
+        if type(value).__name__ not in ("bool", "bool_"):  # NumPy's are called "bool_" before NumPy 2
+            raise error(f"{name} must be True or False, found {value!r}.")
+
+
+def checks_switches(error: type[MirrorkitError]) -> Callable[[F], F]:
+    """Have a function refuse what is not True or False for its keyword arguments that are annotated as `bool`."""
+
+    def decorate(function: F) -> F:
+        parameters = inspect.signature(function).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.annotation == "bool"]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            require_switches({name: options[name] for name in names if name in options}, error)
+            return function(*args, **options)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate

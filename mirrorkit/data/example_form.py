@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.nests import kind
+from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Leaf, described, empty, pack
 
@@ -81,5 +81,5 @@ class ExampleForm:
 
 
 def _as_classes(labels: np.ndarray) -> np.ndarray:
-    labels = labels.astype(np.int64)
+    labels = as_int64(labels)
     return labels[:, 0] if labels.shape[1:] == (1,) else labels

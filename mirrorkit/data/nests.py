@@ -38,6 +38,17 @@ def kind(value: Arrays) -> str:
     return "a dict" if isinstance(value, Mapping) else "a tuple"
 
 
+def as_int64(labels: np.ndarray) -> np.ndarray:
+    """Return labels as int64.
+
+    Raises:
+        DataError: one is too large.
+    """
+    if labels.dtype == np.uint64 and labels.size and labels.max() > np.iinfo(np.int64).max:
+        raise DataError(f"labels become int64, which cannot hold {labels.max()}. Number the classes from 0 on.")
+    return labels.astype(np.int64)
+
+
 def checked(given: Mapping[str, Any]) -> dict[str, Arrays]:
     """Return the arrays of what was given under some names, which all hold the same examples.
 

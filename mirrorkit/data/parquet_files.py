@@ -200,6 +200,8 @@ class Parquet(PreparedRecipe):
         """Return a column with its number of classes and what fills it."""
         if self.num_classes is not None and column.name == self.y:
             column = replace(column, classes=whole_number("num_classes", self.num_classes, RecipeError))
+        elif column.dtype == tf.uint64 and column.name == self.y:  # it becomes int64
+            column = replace(column, classes=2**63)
         fill = self.fill.get(column.name) if isinstance(self.fill, Mapping) else self.fill
         return column if fill is None else column.filled_with(fill)
 

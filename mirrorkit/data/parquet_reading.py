@@ -128,7 +128,8 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
     is_remote = isinstance(path, RemoteFile)
     # of a file at an address the columns of a row group are read at once, in few requests
     how = {"metadata": footer, "buffer_size": 0 if is_remote else _BUFFER, "pre_buffer": is_remote}
-    with open_file(RemoteReader(path) if isinstance(path, RemoteFile) else path, **how) as opened:
+    source = RemoteReader(path) if isinstance(path, RemoteFile) else path
+    with open_file(source, page_checksum_verification=True, **how) as opened:
         yield from opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 

@@ -25,13 +25,14 @@ import tensorflow as tf
 from mirrorkit.data import remote_files
 from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
-from mirrorkit.data.nests import kind
+from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.object_storage import require_local
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import checks_switches, whole_number
 
 
+@checks_switches(RecipeError)
 def write_records(
     examples: Split | Iterable[tuple[Any, ...]],
     folder: str | os.PathLike[str],
@@ -70,6 +71,7 @@ def write_records(
         FileError: the folder cannot be written to, or its disk is full.
     """
     num_files = whole_number("num_files", num_files, RecipeError)
+    num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     given = path_of("write_records", folder)
     require_local("write_records", given)
     folder = Path(given)
@@ -250,7 +252,7 @@ def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, 
             raise DataError(f"{key} is not an array: {error}. Give several arrays as a dict by name.") from error
     label = arrays.get("y")
     if label is not None and label.dtype.kind in "iub":
-        arrays["y"] = label = label.astype(np.int64)
+        arrays["y"] = label = as_int64(label)
         if label.size and (label.min() < 0 or (num_classes is not None and label.max() >= num_classes)):
             raise DataError(f"example {i} has the label {label}; labels must lie in 0 .. {num_classes or 'C'} - 1.")
     spec = {key: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for key, leaf in arrays.items()}

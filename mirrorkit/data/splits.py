@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mirrorkit.data.nests import Arrays, checked, describe, kind, leaves, pick
+from mirrorkit.data.nests import Arrays, as_int64, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.whole import whole_number
 
@@ -209,7 +209,7 @@ def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.nda
                 f"{list(labels.shape)}. Class indices are integers; regression targets take no num_classes."
             )
         return labels, num_classes
-    labels = labels.astype(np.int64)
+    labels = as_int64(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2 and (labels >= 0).all() and (labels.max(axis=1) == 1).all() and (labels.sum(axis=1) == 1).all():

@@ -13,6 +13,7 @@ from mirrorkit.data import Recipe
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.testing.local import virtual_replicas
 from mirrorkit.testing.runs import train
+from mirrorkit.whole import checks_switches
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Equivalence:
         return f"after {self.steps} steps: {found}; allowed {self.bar:.1e} (control {self.control:.1e})"
 
 
+@checks_switches(StepError)
 def assert_equivalent(
     make_step: Callable[[], Any],
     data: Any,

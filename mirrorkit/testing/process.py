@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import subprocesses
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import ArgumentError, MirrorkitError
+from mirrorkit.whole import checks_switches
 
 _WITH_DEVICES = (
     "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); "
@@ -44,6 +45,7 @@ class ProcessResult:
         return json.loads(last)
 
 
+@checks_switches(ArgumentError)
 def run_in_fresh_process(
     code_or_file: str | Path,
     *,

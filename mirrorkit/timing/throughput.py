@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from mirrorkit.errors import StepError
+from mirrorkit.whole import checks_switches
 
 
 class Throughput:
@@ -26,6 +27,7 @@ class Throughput:
         warm: whether the functions were compiled before the first call (by `loop.warm_up`); then the rates include it.
     """
 
+    @checks_switches(StepError)
     def __init__(self, *, warm: bool = False) -> None:
         """Start with nothing recorded."""
         self._warm = warm

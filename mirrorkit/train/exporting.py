@@ -21,8 +21,10 @@ from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
+from mirrorkit.whole import checks_switches
 
 
+@checks_switches(StepError)
 def export(
     of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
 ) -> Path | str:

@@ -42,7 +42,7 @@ from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import checks_switches, whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
@@ -113,6 +113,7 @@ class Loop:
         return self._passes
 
     @refuses_keras_arguments
+    @checks_switches(StepError)
     @one_at_a_time
     def fit(
         self,
