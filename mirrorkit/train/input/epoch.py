@@ -149,7 +149,7 @@ class HostIterator(EpochIterator):
         self._context = context
         self.first: Batch | None = None
         self._rest: Any = None  # the batches after those that were looked at
-        self._none = dataset.take(0)  # for its shapes, which a batch by itself does not tell
+        self._spec = dataset.element_spec  # has the shapes, which a batch by itself does not tell
         super().__init__(iter(untuned(dataset)), **place)
         _dropped_at_exit().add(self)
 
@@ -160,14 +160,21 @@ class HostIterator(EpochIterator):
         """
         batches = list(itertools.islice(self.source, number))
         self.first = batches[0] if batches else None
-        kept = self._none
-        for batch in reversed(batches):
-            kept = tf.data.Dataset.from_tensors(batch).concatenate(kept)
-        self.source, self._rest = iter(untuned(kept)), self.source
+        if not batches:
+            return
+        kept = [tf.data.Dataset.from_tensors(batch).map(self._with_spec) for batch in batches]
+        whole = functools.reduce(tf.data.Dataset.concatenate, kept)
+        self.source, self._rest = iter(untuned(whole)), self.source
 
     def drop(self) -> None:
         """Let tf.data end what it is doing."""
-        self.source = self._rest = self.first = self._none = None
+        self.source = self._rest = self.first = None
+
+    def _with_spec(self, *batch: Nest) -> Nest:
+        """Leave open what the spec of all batches leaves open."""
+        tensors, specs = tf.nest.flatten(batch), tf.nest.flatten(self._spec)
+        opened = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
+        return tf.nest.pack_sequence_as(self._spec, opened)
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at form a run of their own."""

@@ -1,0 +1,44 @@
+"""Datasets of several datasets, whose shapes TensorFlow does not know in its kernels, train as in `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+
+_X = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
+_SET = tf.data.Dataset.from_tensor_slices((_X, _X[:, :1]))
+_TWICE = tf.data.Dataset.range(2).repeat(30)
+
+FORMS: dict[str, Callable[[], tf.data.Dataset]] = {
+    "sampled": lambda: tf.data.Dataset.sample_from_datasets([_SET, _SET], [0.5, 0.5], seed=1).batch(12),
+    "sampled batches": lambda: tf.data.Dataset.sample_from_datasets([_SET.batch(12), _SET.batch(12)], seed=1),
+    "chosen": lambda: tf.data.Dataset.choose_from_datasets([_SET, _SET], _TWICE).batch(12, drop_remainder=True),
+    "chosen batches": lambda: tf.data.Dataset.choose_from_datasets([_SET.batch(12), _SET.batch(12)], _TWICE),
+}
+
+
+def _compiled() -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_trains_as_in_fit(form: str, strategy_of: Any) -> None:
+    expected, data = _compiled(), FORMS[form]()
+    expected.fit(data, verbose=0)
+    strategy = strategy_of("mirrored", 3)
+    with strategy.scope():
+        model = _compiled()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    loop.fit(data, steps_per_epoch=10, validation_data=data, validation_steps=10, verbose=0)
+    for want, found in zip(expected.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
