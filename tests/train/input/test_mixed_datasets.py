@@ -14,7 +14,7 @@ from mirrorkit._keras import keras
 
 _X = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
 _SET = tf.data.Dataset.from_tensor_slices((_X, _X[:, :1]))
-_TWICE = tf.data.Dataset.range(2).repeat(30)
+_TWICE = tf.data.Dataset.range(2).repeat(60)
 
 FORMS: dict[str, Callable[[], tf.data.Dataset]] = {
     "sampled": lambda: tf.data.Dataset.sample_from_datasets([_SET, _SET], [0.5, 0.5], seed=1).batch(12),
