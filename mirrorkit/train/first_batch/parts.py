@@ -33,9 +33,9 @@ from mirrorkit.train.first_batch.sampled_rows import (
     take,
     variants_of,
 )
-from mirrorkit.train.first_batch.shards import on_shards
+from mirrorkit.train.first_batch.shards import on_one_shard, on_shards
 from mirrorkit.train.first_batch.state import RESOLUTION, state_faults
-from mirrorkit.train.first_batch.trying import on_all, tried
+from mirrorkit.train.first_batch.trying import NotChecked, on_all, tried
 from mirrorkit.train.keras_model.calling import call_model
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, match, per_output
@@ -62,7 +62,23 @@ def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool, fun
     """
     if tf.nest.flatten(batch.x)[0].shape[0]:
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(_Parts(step, batch, training=training, functions=functions).compare)
+            try:
+                outside_replica(_Parts(step, batch, training=training, functions=functions).compare)
+            except NotChecked as failed:
+                if outside_replica(lambda: _are_computed(step, batch, training)):
+                    raise
+                _log.warning("%s", failed)  # the training will say more, or works where this does not
+
+
+def _are_computed(step: Supervised, batch: UnpackedBatch, training: bool) -> bool:
+    """Return whether the shares of a batch can be computed, as its few rows could not."""
+    rows = np.arange(tf.nest.flatten(batch.x)[0].shape[0])
+    try:
+        for own in np.array_split(rows, step.strategy.num_replicas_in_sync):
+            on_one_shard(step.functions, step.values(), take(batch.present, own), training=training)
+    except Exception:  # whatever a user's code may raise: labels that are no classes, a function for graphs only
+        return False
+    return True
 
 
 class _Parts:
@@ -86,12 +102,9 @@ class _Parts:
         except StepError:
             raise
         except Exception as error:  # whatever a user's layer may raise
-            _log.warning(
-                "Whether a batch gives the same as its parts could not be checked: the model does not take %d rows "
-                "outside of the training (%s: %s).",
-                *(SEEN, type(error).__name__, error),
-            )
-            return
+            if "rows" in unchecked:
+                return
+            raise NotChecked("rows", error) from error
         left_out = {name: check for name, check in functions.items() if name in unchecked}
         found = {name: list(tried(name, check)) for name, check in functions.items() if name not in unchecked}
         differing = list(tried("rows", self._differences, may_fail="rows" in unchecked or bool(left_out)))

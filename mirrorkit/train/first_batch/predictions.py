@@ -6,7 +6,6 @@ or one that returns anything but a row for each, would give something else than 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +18,13 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN
 from mirrorkit.train.first_batch.rows import PARTS, Computed, InParts, rows_differ
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
+from mirrorkit.train.first_batch.trying import NotChecked
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
-
-_log = logging.getLogger("mirrorkit")
 
 
 def check_predictions(step: Supervised, batch: Nest) -> None:
@@ -57,12 +55,7 @@ def _compare(step: Supervised, batch: Nest) -> None:
     except StepError:
         raise
     except Exception as error:  # whatever a user's layer may raise
-        _log.warning(
-            "Whether predictions for a batch are those for its parts could not be checked: the model does not take %d "
-            "rows (%s: %s).",
-            *(SEEN, type(error).__name__, error),
-        )
-        return
+        raise NotChecked("rows", error) from error
     named = keras.tree.flatten_with_path(whole)
     for path, output in named:
         if not tf.is_tensor(output) or output.shape.rank == 0:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from mirrorkit.errors import StepError
-
-_log = logging.getLogger("mirrorkit")
 
 T = TypeVar("T")
 
 
 class NotOnAll(Exception):
     """All rows together could not be computed; why is its cause."""
+
+
+class NotChecked(StepError):
+    """The rows of a check could not be computed, not even all together."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(
+            f"The first batch could not be checked for {name!r}: {type(error).__name__}: {error}. Before the first "
+            "step on several shards, a few of its rows are computed outside of the training. A replica may get any "
+            "number of rows, so any number must work: take it from the data (tf.shape(x)[0]). If this is right, write "
+            f"Step(..., unchecked=({name!r},))."
+        )
 
 
 def on_all(compute: Callable[[], T]) -> T:
@@ -33,9 +42,9 @@ def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = Fal
         yield from check()
     except StepError:
         raise
-    except NotOnAll as failed:  # the training will say more, or works where this does not: within a tf.function
-        cause = failed.__cause__
-        _log.warning("The first batch could not be checked for %r: %s: %s", name, type(cause).__name__, cause)
+    except NotOnAll as failed:
+        if not may_fail:
+            raise NotChecked(name, failed.__cause__ or failed) from failed.__cause__
     except Exception as error:
         if may_fail:
             yield f"Its check failed: {type(error).__name__}: {error}."

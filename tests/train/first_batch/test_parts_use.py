@@ -110,14 +110,36 @@ def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: 
         loop.fit(plain_dataset(X, np.full(24, 7), batch=24), verbose=0)
 
 
-def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any, caplog: Any) -> None:
+def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any) -> None:
     def net() -> Any:
         inputs = keras.Input((4,))
         return keras.Model(inputs, L.Dense(1)(ops.reshape(inputs, (4, 4))))
 
-    loop = make_loop(TWO, net)
-    loop.fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
-    assert "the model does not take 3 rows" in caplog.text
+    data = plain_dataset(X[:16], X[:16, :1], batch=8)
+    for run in (make_loop(TWO, net).fit, make_loop(TWO, net).evaluate, make_loop(TWO, net).predict):
+        with pytest.raises(StepError, match=r"(?s)could not be checked for 'rows'.*unchecked=\('rows',\)"):
+            run(data)
+    make_loop(TWO, net, unchecked=("rows",)).fit(data, verbose=0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["halves", "top 4", "an assert"])
+def test_what_cannot_run_on_few_rows_is_refused(name: str, accumulate: int, make_loop: Any) -> None:
+    def of_rows(x: Any) -> Any:  # of which each gives something else for a share of a batch
+        if name == "halves":
+            one, other = tf.split(x, 2)
+            return tf.concat([one - tf.reduce_mean(other), other], 0)
+        if name == "top 4":
+            return x - tf.reduce_mean(tf.math.top_k(x[:, 0], 4).values)
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(x)[0] % 4, 0)]):
+            return x - tf.reduce_mean(x)
+
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, L.Dense(1)(L.Lambda(of_rows, output_shape=(4,))(inputs)))
+
+    with pytest.raises(StepError, match="could not be checked for 'rows'"):
+        make_loop(TWO, net, accumulate=accumulate).fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
 
 
 def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
