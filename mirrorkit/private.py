@@ -333,6 +333,13 @@ NEEDS = (
         "variables that are never given values",
     ),
     Names(
+        "keras.layers.BatchNormalization",
+        "call",
+        "train/keras_model/keras_operations.py",
+        "test_synchronized.py",
+        "refuse masked inputs, whose statistics Keras does not synchronize",
+    ),
+    Names(
         "keras.Operation",
         "__call__",
         "checks/recording.py",

@@ -18,6 +18,7 @@ from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rounding import SIXTEEN, differ
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
+from mirrorkit.train.keras_model.keras_operations import statistics_at_rest
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
 from mirrorkit.train.keras_model.row_draws import RowDraws, drawing_rows
 from mirrorkit.train.keras_model.seeds import noting_seeds
@@ -116,10 +117,10 @@ class _NotKnown(BaseException):
 @contextlib.contextmanager
 def at_rest(model: KerasModel) -> Iterator[None]:
     """Call Keras's layers that are documented to mix rows in training as outside of it."""
-    kinds = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
-    layers = [layer for layer in layers_of(model) if isinstance(layer, kinds)]
+    layers = layers_of(model)
     with contextlib.ExitStack() as stack:
-        for layer in layers:
+        stack.enter_context(statistics_at_rest([x for x in layers if isinstance(x, keras.layers.BatchNormalization)]))
+        for layer in [x for x in layers if isinstance(x, (keras.layers.MixUp, keras.layers.CutMix))]:
             call, in_rest = layer.call, training_argument(layer, False)
 
             def call_at_rest(*args: Any, call: Any = call, in_rest: Any = in_rest, **options: Any) -> Nest:

@@ -86,7 +86,7 @@ def _others(model: KerasModel) -> list[int]:
     known = set()
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization):
-            known |= {id(variable) for variable in layer.non_trainable_variables}
+            known |= {id(layer.moving_mean), id(layer.moving_variance)}
     variables = enumerate(model.non_trainable_variables)
     return [i for i, variable in variables if id(variable) not in known and not is_seed(variable)]
 

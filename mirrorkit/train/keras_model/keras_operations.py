@@ -13,7 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
 from mirrorkit.data import HOST
+from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.packing import pack, unpack
 from mirrorkit.train.reduce.reduction import all_reduce
@@ -124,6 +125,35 @@ def _compute_moments_sync(
     return (tf.reshape(mean, kept), tf.reshape(variance, kept)) if keepdims else (mean, variance)
 
 
+@contextmanager
+def statistics_at_rest(layers: Sequence[Any]) -> Iterator[None]:
+    """Let Keras's BatchNormalization, though not what a subclass adds to it, compute as outside of training."""
+    _wrap()
+    for layer in layers:
+        vars(layer)["_mirrorkit_at_rest"] = True  # not by assignment, which Keras would track
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["_mirrorkit_at_rest"]
+
+
+@one_replica(False)
+def _batch_normalization(original: Function, layer: Any, x: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
+    """Keras synchronizes no statistics under a mask, without a word."""
+    if "_mirrorkit_at_rest" in vars(layer):
+        training = False
+    context = tf.distribute.get_replica_context()
+    is_one = context is None or context.num_replicas_in_sync == 1
+    if layer.synchronized and training and mask is not None and not is_one:
+        raise StepError(
+            f"{layer.path} is a BatchNormalization(synchronized=True) whose inputs have a mask; Keras computes the "
+            "statistics of masked inputs on each replica by itself. Leave out the mask before it, or use a layer that "
+            "normalizes each example, such as LayerNormalization."
+        )
+    return original(layer, x, training=training, mask=mask)
+
+
 def _by_one_message(total: Total, values: list[tf.Tensor]) -> list[tf.Tensor]:
     return unpack([total(message) for message in pack(values)], values)
 
@@ -140,4 +170,5 @@ _FUNCTIONS: dict[str, Function] = {
     "numpy.take": _take,
     "image.affine_transform": _affine_transform,
     "nn._compute_moments_sync": _compute_moments_sync,
+    "BatchNormalization.call": _batch_normalization,
 }

@@ -89,17 +89,37 @@ def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> N
     check(make_loop(TWO, lambda: net(ops.square, L.BatchNormalization())), X, X[:, :1])
 
 
+class _Wrapped(L.BatchNormalization):  # type: ignore[name-defined]
+    def call(self, x: Any, training: Any = None) -> Any:
+        return super().call(x, training=training)
+
+
 class _Renormalized(L.BatchNormalization):  # type: ignore[name-defined]
     def call(self, x: Any) -> Any:
         return super().call(x, training=False)
 
 
-@pytest.mark.parametrize("kind", [L.BatchNormalization, _Renormalized, L.MixUp, L.CutMix])
+@pytest.mark.parametrize("kind", [L.BatchNormalization, _Renormalized, _Wrapped, L.MixUp, L.CutMix])
 def test_layers_of_keras_that_mix_rows_in_training_raise_no_alarm(kind: Any, make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((8, 8, 3), kind(), L.Flatten(), L.Dense(1)))
     pictures = np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32")
     check(loop, pictures, X[:, :1])
-    assert not any("call" in vars(layer) for layer in loop.step.model.layers)
+    assert not any({"call", "_mirrorkit_at_rest"} & set(vars(layer)) for layer in loop.step.model.layers)
+
+
+class _OwnStatistics(L.BatchNormalization):  # type: ignore[name-defined]
+    """It divides by the largest number of its batch, too."""
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        x = super().call(x, training=training)
+        return x / ops.max(ops.abs(x)) if training else x
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((4,), _OwnStatistics(synchronized=synchronized), L.Dense(1)))
+    with pytest.raises(StepError, match=_USES_ALL):
+        check(loop, X, X[:, :1])
 
 
 @pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])

@@ -252,3 +252,10 @@ def test_synchronized_moments_are_at_most_twice_the_operations_of_plain_ones(str
         return len(run.get_concrete_function(tf.TensorSpec([4, 3, 3, 2])).graph.get_operations())
 
     assert operations(True) <= 2 * operations(False)
+
+
+def test_masked_inputs_are_refused(make_loop: Any) -> None:
+    net = lambda: sequential((3, 2), L.Masking(), L.BatchNormalization(synchronized=True), L.Flatten(), L.Dense(1))  # noqa: E731
+    x = np.random.default_rng(0).normal(size=(12, 3, 2)).astype("float32")
+    with pytest.raises(StepError, match="mask"):
+        make_loop(THREE, net).fit(mk.data.batches(mk.data.arrays(x, x[:, 0, :1]), global_batch_size=6), verbose=0)
