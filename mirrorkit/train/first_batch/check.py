@@ -8,13 +8,13 @@ from typing import Any
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.attributes import attributes_kept
 from mirrorkit.train.first_batch.keras_results import compare_with_keras
 from mirrorkit.train.first_batch.own_draws import require_own_draws
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.first_batch.predictions import check_predictions
 from mirrorkit.train.first_batch.same_results import require_same_results
 from mirrorkit.train.first_batch.shares import compare_shares
+from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep

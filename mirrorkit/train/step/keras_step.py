@@ -7,7 +7,6 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,6 +14,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
+from mirrorkit.train.keras_model.attributes import plain_attributes
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
@@ -148,7 +148,6 @@ class KerasStep:
         require_same_rows(element_spec)
         if what in self._names:
             return
-        usual = vars(keras.Model()).keys()
         before = _plain_attributes(self.model)
         with self.strategy.scope(), noting_optimizers() as found:
             names, traced = self._traced(what, element_spec)
@@ -159,8 +158,10 @@ class KerasStep:
             self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
             self._optimizers += [optimizer for optimizer, _ in found.values()]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
-        if changed := [name for name, v in _plain_attributes(self.model).items() if before.get(name) != v]:
-            changed = [name for name in changed if name not in usual]
+        after = _plain_attributes(self.model)
+        changed = [name for name, text in after.items() if before.get(name) != text]
+        # A list to which a tensor was appended is plain no more.
+        changed += [name for name in before.keys() - after.keys() if isinstance(vars(self.model)[name], (list, dict))]
         if changed:
             raise StepError(
                 f"{what}_step of {type(self.model).__name__} changes the Python attributes {changed}, which a compiled "
@@ -331,6 +332,6 @@ def _check(optimizer: KerasOptimizer) -> None:
         ) from error
 
 
-def _plain_attributes(model: KerasModel) -> dict[str, Any]:
-    """Return the numbers, texts and flags among a model's own attributes."""
-    return {name: v for name, v in vars(model).items() if isinstance(v, (int, float, str)) and not name.startswith("_")}
+def _plain_attributes(model: KerasModel) -> dict[str, str]:
+    """Return the numbers, texts, and lists and dicts of them among a model's own attributes, written out."""
+    return {name: repr(value) for name, value in plain_attributes(model).items() if not name.startswith("_")}

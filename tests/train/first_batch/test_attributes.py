@@ -16,11 +16,15 @@ class _Counts(L.Layer):  # type: ignore[name-defined]
     def __init__(self) -> None:
         super().__init__()
         self.calls, self.seen, self.named = 0, [], {"last": 0}
+        self.nested, self.rows = {"a": [0]}, [[0]]
 
     def call(self, x: Any) -> Any:
         self.calls += 1
         self.seen.append(x)
         self.named["last"] = self.calls
+        self.nested["a"].append(1)
+        self.rows[0][0] += 1
+        self.rows.append([x])
         return x
 
 
@@ -44,7 +48,12 @@ def test_they_are_given_back(make_loop: Any) -> None:
     loop.step.for_loop(loop.strategy).prepare((X, X[:, :1]))
     layer.calls, loss.own, calls = 5, 7, _Loss.calls
     layer.seen[:], layer.named["last"] = [1.0], 3
+    layer.nested["a"][:], layer.rows[:] = [0], [[4]]
+    inner, first = layer.nested["a"], layer.rows[0]
     check(loop, X, X[:, :1])
     assert (layer.calls, layer.seen, layer.named, loss.own) == (5, [1.0], {"last": 3}, 7)
+    assert (layer.nested, layer.rows) == ({"a": [0]}, [[4]])
+    assert layer.nested["a"] is inner
+    assert layer.rows[0] is first
     assert _Loss.calls > calls
     assert layer.built

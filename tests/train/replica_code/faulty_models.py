@@ -168,6 +168,17 @@ class Counts(Base):
         return super().train_step(data)
 
 
+class Appends(Base):
+    def __init__(self):
+        super().__init__()
+        self.losses_seen = []
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.losses_seen.append(logs["loss"])
+        return logs
+
+
 class DrawsFromAState(Base):
     def train_step(self, data):
         x, y = data
@@ -269,6 +280,7 @@ FAULTY = {
     ConstantBatchSize: "train_step of {} cannot be run on .* rows and on shares .*constant batch size",
     AppliesInACond: "SGD.apply is called within a tf.cond",
     Counts: r"train_step of {} changes the Python attributes \['seen'\]",
+    Appends: r"train_step of {} changes the Python attributes \['losses_seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the variable '.*', which is not part of the model",
     InSixteenBits: "LossScaleOptimizer decides on one replica.*mixed_bfloat16",

@@ -1,0 +1,76 @@
+"""Plain Python attributes of a user's models, layers, metrics and losses: what their code counts there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mirrorkit._keras import keras
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+def plain_attributes(one: Any) -> dict[str, Any]:
+    """Return the numbers, texts, and lists and dicts of them, also nested, among what an object has of its own."""
+    return {name: value for name, value in vars(one).items() if name not in _of_keras() and _is_plain(value)}
+
+
+@contextmanager
+def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
+    """Give back plain attributes as they were before the block.
+
+    Not those of Keras's own classes, which note there what they have built.
+    """
+    own = [one for one in objects if hasattr(one, "__dict__") and not type(one).__module__.startswith("keras.")]
+    before = [(one, {name: _copied(value) for name, value in plain_attributes(one).items()}) for one in own]
+    try:
+        yield
+    finally:
+        for one, values in before:
+            attributes = vars(one)
+            for name, value in values.items():
+                attributes[name] = _given_back(attributes.get(name), value)
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+    return isinstance(value, _PLAIN) if parts is None else all(map(_is_plain, parts))
+
+
+def _copied(value: Any) -> Any:
+    """Return a value with lists and dicts of its own, which Keras does not track."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
+
+
+def _given_back(now: Any, before: Any) -> Any:
+    """Return what an attribute was before; the list or dict that it is now, if that is one, with the old content."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        content: Any = {key: _given_back(now.get(key), one) for key, one in before.items()}
+        if not _same(now, content):
+            now.clear()
+            now.update(content)
+        return now
+    if isinstance(before, list) and isinstance(now, list):
+        known = [*now[: len(before)], *[None] * (len(before) - len(now))]
+        content = [_given_back(one, old) for one, old in zip(known, before, strict=True)]
+        if not _same(dict(enumerate(now)), dict(enumerate(content))):
+            now[:] = content
+        return now
+    return before
+
+
+def _same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
+
+
+@functools.cache
+def _of_keras() -> frozenset[str]:
+    """Return the attributes that Keras's base classes have."""
+    bases = (keras.Model(), keras.layers.Layer(), keras.metrics.Mean(), keras.losses.Loss())
+    return frozenset({"built"}.union(*map(vars, bases)))
