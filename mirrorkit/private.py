@@ -228,6 +228,13 @@ NEEDS = (
         "draws of a replica",
     ),
     Names(
+        "tensorflow.summary",
+        "write",
+        "train/reduce/one_replica.py",
+        "test_one_replica.py",
+        "tell that a step writes no summaries",
+    ),
+    Names(
         "tensorflow.nn",
         "compute_average_loss",
         "train/replica_code/keras_calls.py",

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import tensorflow as tf
+
 from mirrorkit import private
 from mirrorkit.errors import StepError
 
+_log = logging.getLogger("mirrorkit")
 _within = threading.local()  # a strategy traces each replica in a thread of its own
 
 
@@ -35,6 +39,7 @@ def one_replica(alone: bool = True) -> Iterator[None]:
 def _wrap() -> None:
     """Have TensorFlow do what the block above says; outside of it it is as it was."""
     private.replace("StrategyBase.num_replicas_in_sync", lambda number, of: 1 if _is_alone() else number(of))
+    private.replace("summary.write", _write)
     for name in ("all_reduce", "all_gather"):
         private.replace(f"ReplicaContext.{name}", functools.partial(_refuse, name))
 
@@ -50,6 +55,20 @@ def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any)
         f"tf.distribute.get_replica_context().{name} was called in a layer, a loss or a train_step, whose results the "
         "step combines over the replicas itself. Leave it out; for a loss over the whole batch use mk.train.all_gather "
         "with Step.from_loss(..., whole_batch=True), for statistics BatchNormalization(synchronized=True)."
+    )
+
+
+def _write(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if _is_alone() and not tf.distribute.has_strategy():  # in a thread of its own, which has no writer
+        _warn_of_summaries()
+    return original(*args, **options)
+
+
+@functools.cache
+def _warn_of_summaries() -> None:
+    _log.warning(
+        "A layer, a loss or a metric calls tf.summary, which writes nothing in a step. Return what it writes: as "
+        "another output of the model with a metric, or by its name from the loss_fn of Step.from_loss."
     )
 
 

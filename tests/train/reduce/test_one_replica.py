@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.reduce import one_replica
 
 _X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 _Y = _X[:, :1] ** 2
@@ -128,3 +129,23 @@ def test_a_reduction_is_refused(strategy_of: Any, own: bool, unchecked: tuple[st
     step = mk.train.Step.from_compiled(model, unchecked=unchecked)
     with pytest.raises(mk.errors.StepError, match="all_reduce"):
         mk.train.Loop(strategy, step).fit(data, verbose=0)
+
+
+class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        tf.summary.write("mean", tf.reduce_mean(x), step=0)
+        return x
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def test_summaries_of_a_layer_are_told_of_once(strategy_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    one_replica._warn_of_summaries.cache_clear()
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Summarizes(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=10)
+    mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
+    assert caplog.text.count("tf.summary") == 1
