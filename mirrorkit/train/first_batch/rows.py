@@ -20,7 +20,7 @@ from mirrorkit.train.first_batch.rounding import SIXTEEN, differ
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.keras_model.keras_operations import statistics_at_rest
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
-from mirrorkit.train.keras_model.row_draws import RowDraws, drawing_rows
+from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes, drawing_rows
 from mirrorkit.train.keras_model.seeds import noting_seeds
 from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.step.supervised import Supervised
@@ -61,11 +61,11 @@ class Computed:
         With many time steps, one operation after the other would take as long for each as for a whole layer, and of a
         placed model all weights would be copied to one device: these are traced.
         """
-        are_rows: list[bool] = []
+        drawn: Shapes = []
 
         def function(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest) -> Nest:
             def in_parts(of_part: Callable[[Nest], T], sizes: Sequence[int]) -> list[T]:
-                return self._in_parts(of_part, rows, sizes, are_rows)
+                return self._in_parts(of_part, rows, sizes, drawn)
 
             return compute(weights, state, in_parts)
 
@@ -81,9 +81,7 @@ class Computed:
         self.all_draws_known &= not outside
         return found
 
-    def _in_parts(
-        self, of_part: Callable[[Nest], T], rows: Nest, sizes: Sequence[int], are_rows: list[bool]
-    ) -> list[T]:
+    def _in_parts(self, of_part: Callable[[Nest], T], rows: Nest, sizes: Sequence[int], drawn: Shapes) -> list[T]:
         """Compute one part after the other; again for each call of `all_gather`, with what the calls before return."""
         known: list[Nest] = []
         while True:
@@ -99,7 +97,7 @@ class Computed:
                     asked.append(rows)
                     raise _NotKnown
 
-                draws = RowDraws(own, first, self.count, are_rows, self._shapes)
+                draws = RowDraws(own, first, self.count, drawn, self._shapes)
                 with contextlib.suppress(_NotKnown), gathering(gather), drawing_rows(draws):
                     found.append(of_part(take(rows, list(range(first, first + own)))))
                     self.all_draws_known &= draws.all_are_known

@@ -23,7 +23,7 @@ from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
-from mirrorkit.train.keras_model.row_draws import RowDraws
+from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
@@ -99,9 +99,9 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     ]
     name = f"{what}_step of {type(step.model).__name__}"
     try:
-        are_rows: list[bool] = []  # the draws
-        wholes = _run(step, sets, sizes, what, are_rows, everywhere=True)
-        all_parts = _run(step, sets, sizes, what, are_rows, everywhere=False)
+        drawn: Shapes = []  # the draws
+        wholes = _run(step, sets, sizes, what, drawn, everywhere=True)
+        all_parts = _run(step, sets, sizes, what, drawn, everywhere=False)
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
@@ -117,7 +117,7 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
 
 
 def _run(
-    step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, are_rows: list[bool], *, everywhere: bool
+    step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, drawn: Shapes, *, everywhere: bool
 ) -> list[_Ran]:
     """Return what each set of rows comes to, from the same state; `everywhere`, the first replica computes all rows."""
     replicas = 1 if everywhere else step.strategy.num_replicas_in_sync
@@ -130,7 +130,7 @@ def _run(
             return tf.constant(0)
         rows = _FewRows(batch, sizes, everywhere)
         own, first, total = rows.place()
-        checked = RowDraws(own, first, total, are_rows, shapes)
+        checked = RowDraws(own, first, total, drawn, shapes)
         share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
         _, scope = step.run(what, rows, share)
         if local == 0:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit.train.keras_model.seeds import noting_seeds
 
+Shapes: TypeAlias = "list[tuple[int, ...] | None]"  # of draws; None where only a run knows it
 _within = threading.local()  # a strategy runs each replica in a thread of its own
 
 
@@ -30,15 +31,15 @@ class RowDraws:
         own: how many rows the part has.
         first: the first of them.
         rows: how many there are in all.
-        are_rows: of each draw, in order, whether it is of rows; shared by all parts, and known once the part with all
-            rows was computed.
-        shapes: of variables; a draw of such a shape is none of rows.
+        of_all: of each draw, in order, its shape for all rows, as far as it is known; shared by all parts, and filled
+            when all rows are computed. A draw that has the same shape for a part is none of rows.
+        shapes: of variables; where no more is known, a draw of such a shape is none of rows.
     """
 
     own: int
     first: int
     rows: int
-    are_rows: list[bool]
+    of_all: Shapes
     shapes: Collection[tuple[int, ...]] = ()
     seeds: list[tf.Tensor] = field(default_factory=list)  # that generators gave
     _made: int = 0
@@ -56,14 +57,15 @@ class RowDraws:
         self._from_seeds += not constant
         if sizes.shape[0] == 0 or constant:
             return original(shape, seed, *args, **options)
-        if self.own == self.rows:  # in its shape no number of rows is so easily that of anything else
-            static = tf.get_static_value(sizes)
-            self.are_rows.append(static is None or tuple(static) not in self.shapes)
+        known = tf.get_static_value(sizes)
+        static = None if known is None else tuple(known)
+        if self.own == self.rows:
+            self.of_all.append(static)
         self._made += 1
-        if self._made > len(self.are_rows):  # all rows drew less often
+        if self._made > len(self.of_all):  # all rows drew less often
             self._from_seeds -= 1
             return original(shape, seed, *args, **options)
-        if not self.are_rows[self._made - 1]:
+        if not self._is_of_rows(static, self.of_all[self._made - 1]):
             return original(shape, seed, *args, **options)
         times, rest = sizes[0] // self.own, sizes[1:]
         drawn = original(tf.concat([[times, self.rows], rest], 0), seed, *args, **options)
@@ -71,6 +73,17 @@ class RowDraws:
         of_rows = tf.reshape(drawn, tf.concat([[times * self.own], rest], 0))
         others = original(tf.concat([[sizes[0] - times * self.own], rest], 0), seed, *args, **options)
         return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)
+
+    def _is_of_rows(self, static: tuple[int, ...] | None, of_all: tuple[int, ...] | None) -> bool:
+        """Return whether a draw is of rows, by its shape and by that for all rows.
+
+        Where all rows are a multiple, to draw for each row gives the same numbers as to draw at once.
+        """
+        if of_all is None:
+            return True
+        if self.own == self.rows and of_all[0] % self.rows == 0:
+            return True
+        return of_all not in self.shapes if self.own == self.rows or static is None else static != of_all
 
     def _is_constant(self, seed: Any) -> bool:
         """Return whether no generator gave a seed; in a graph, whether it is known while that is traced."""

@@ -122,6 +122,31 @@ def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_l
         check(loop, X, X[:, :1])
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("units", [3, 4, 6])
+def test_a_draw_of_rows_may_have_the_shape_of_a_weight(units: int, classes: int, make_loop: Any) -> None:
+    def net() -> Any:
+        noise = [L.Dropout(0.5), L.GaussianNoise(0.3)]
+        return sequential((3,), L.Dense(units), noise[0], L.Dense(units), noise[1], L.Dense(classes))
+
+    check(make_loop(TWO, net), X[:, :3], np.zeros([24, classes], np.float32))
+
+
+class _OnWeights(L.Layer):  # type: ignore[name-defined]
+    """Noise on the weights, which all rows share."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(3, 5))
+        self.seeds = keras.random.SeedGenerator(0)
+
+    def call(self, x: Any) -> Any:
+        return x @ (self.kernel + keras.random.normal((3, 5), seed=self.seeds))
+
+
+def test_a_draw_for_a_weight_is_the_same_for_all_rows(make_loop: Any) -> None:
+    check(make_loop(TWO, lambda: sequential((3,), _OnWeights(), L.Dense(1))), X[:, :3], X[:, :1])
+
+
 @pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
 def test_a_sum_given_to_add_loss_shows_on_any_rows(x: Any, make_loop: Any) -> None:
     with pytest.raises(StepError, match="Add a mean over the rows"):
