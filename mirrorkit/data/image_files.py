@@ -169,6 +169,11 @@ class ImageFolder(Numbered):
         steps = tf.data.Dataset.range(start, self.steps_per_epoch)
         return uncopied(self._made(steps, batch))
 
+    @property
+    def layout(self) -> object:
+        """See `PreparedRecipe`."""
+        return self._crc
+
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         return f"{super().identity(epoch, start)} {self._format} {self._crc}"

@@ -135,6 +135,11 @@ class Parquet(PreparedRecipe):
 
         return self._made(read.enumerate(start), batch)
 
+    @property
+    def layout(self) -> object:
+        """See `PreparedRecipe`."""
+        return self._table.counts if self.shuffle else None
+
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         files = [(os.path.basename(file), size_of(file)) for file in self._table.files]

@@ -70,6 +70,11 @@ class PreparedRecipe(Recipe):
         numbers = (self.num_examples, self.global_batch_size, self.shuffle, self.seed, epoch, start)
         return f"{type(self).__name__}{numbers}"
 
+    @property
+    def layout(self) -> object:
+        """What the order of the examples follows beside the seed: how they lie in files; None where it is nothing."""
+        return None
+
     def as_written(self) -> Self:
         """Return the same recipe unshuffled: its examples come in the order in which they lie in memory or on disk."""
         other = copy.copy(self)

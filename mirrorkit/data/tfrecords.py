@@ -232,6 +232,11 @@ class Records(PreparedRecipe):
         whole = self.num_examples // self.global_batch_size - start
         return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
 
+    @property
+    def layout(self) -> object:
+        """See `PreparedRecipe`."""
+        return self._index.counts if self.shuffle else None
+
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         files = [(os.path.basename(file), size_of(file)) for file in self.files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,7 +91,8 @@ class PreparedSource(Source):
         super().__init__(data)
         names = [name for name in ("seed", "shuffle_buffer") if hasattr(data, name)]
         told = " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names)])
-        self.order = told if data.shuffle else "no shuffle"
+        layout = "" if data.layout is None else f" files={zlib.crc32(repr(data.layout).encode()):08x}"
+        self.order = (told if data.shuffle else "no shuffle") + layout
 
     def sample(self) -> tf.data.Dataset:
         """Return the first examples as they lie, without a shuffle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,17 @@ def test_other_class_weights_within_an_epoch_are_refused(line: Any, numbers: Any
         with pytest.raises(CheckpointError, match=rf"\{{1: 2.0\}}; found {found}"):
             line.fit(recipe, **again, **options)
     line.fit(recipe, **again, class_weight={1: 2})
+
+
+def test_within_an_epoch_the_files_must_stay(line: Any, numbers: Any, tmp_path: Path) -> None:
+    def recipe(files: int) -> mk.data.Recipe:
+        folder = tmp_path / f"{files} files"
+        mk.data.write_records(mk.data.arrays(numbers[0], numbers[1]), folder, num_files=files)
+        return mk.data.records(folder, global_batch_size=12, shuffle=True)
+
+    folder = tmp_path / "run"
+    break_off(line, recipe(2), mk.train.Checkpoints(folder, every=2), at=3, epochs=2)
+    with pytest.raises(CheckpointError, match=r"with shuffle seed=0 .*files=(\w+); found .*files=(?!\1)"):
+        line.fit(recipe(4), epochs=2, callbacks=[mk.train.Checkpoints(folder)], verbose=0)
+    shutil.rmtree(tmp_path / "2 files")
+    assert len(line.fit(recipe(2), epochs=2, callbacks=[mk.train.Checkpoints(folder)], verbose=0).history["loss"]) == 2
