@@ -72,6 +72,12 @@ def test_a_task_alone_waits_for_nobody():
     wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0)
 
 
+def test_one_of_two_waits_for_the_other():
+    two = Cluster(workers=tuple(f"127.0.0.1:{port}" for port in free_ports(2)))
+    assert "worker 1" in together(two, timeout=0.3)[0]
+    assert together(two, as_task(two, 1)) == [None, None]
+
+
 def test_those_who_do_not_come_are_named_everywhere(cluster):
     errors = together(as_task(cluster, 0), as_task(cluster, 2), timeout=1.0)
     for error in errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 
 import numpy as np
@@ -42,6 +43,11 @@ def counted_flops(model: keras.Model) -> int:
 def test_the_zoo_is_what_this_file_tests():
     assert set(ZOO) <= set(models.names())
     assert {name for name in models.names() if hasattr(models, name)} == set(ZOO)
+
+
+def test_each_has_ten_classes_if_nobody_says_more():
+    defaults = {name: inspect.signature(getattr(models, name)).parameters["num_classes"].default for name in ZOO}
+    assert defaults == dict.fromkeys(ZOO, 10)
 
 
 @functools.cache

@@ -90,7 +90,7 @@ def test_what_a_killed_writer_leaves_is_never_read(
     assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}, "the next run removes it"
 
 
-@pytest.mark.parametrize("damage", ["cut", "another run", "missing", "manifest"])
+@pytest.mark.parametrize("damage", ["cut", "another run", "missing", "checksum", "manifest"])
 def test_a_damaged_one_is_named_and_the_one_before_it_taken(
     fresh: Any, recipe: Any, storage: ObjectStorage, damage: str
 ) -> None:
@@ -106,6 +106,8 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(
         storage.write(manifest["object"], other.read(json.loads(other.read("step-0000000010.json"))["object"]))
     elif damage == "missing":
         storage.remove(manifest["object"])
+    elif damage == "checksum":
+        storage.write("step-0000000010.json", json.dumps({**manifest, "crc32": manifest["crc32"] ^ 1}).encode())
     else:
         storage.write("step-0000000010.json", b'{"object": "st')
     with pytest.warns(UserWarning, match=r"bucket/run/step-0000000010\.json"):
