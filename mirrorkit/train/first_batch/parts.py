@@ -98,7 +98,7 @@ class _Parts:
         """Raise an error that names what does not give the same."""
         unchecked = self._step.options.unchecked
         try:
-            functions = self._functions(self._predicted()) if self._with_functions else {}
+            functions = self._functions(self._outputs()) if self._with_functions else {}
         except StepError:
             raise
         except Exception as error:  # whatever a user's layer may raise
@@ -122,14 +122,23 @@ class _Parts:
                 f"Step{'.from_loss' * bool(self._totals.values)}(..., unchecked={names!r}).)"
             )
 
-    def _predicted(self) -> Nest:
+    def _outputs(self) -> Nest:
+        """Return what the model predicts; what it gives in training where it cannot predict, as with RandomCrop."""
+        try:
+            return self._predicted(training=False)
+        except Exception:
+            if not self._training:
+                raise
+            return self._predicted(training=True)
+
+    def _predicted(self, *, training: bool) -> Nest:
         step = self._step
 
         def outputs(weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], in_parts: InParts) -> Nest:
-            (of_all,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=False)[0], [SEEN])
+            (of_all,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=training)[0], [SEEN])
             return of_all
 
-        return Computed(step, self._seen.x, training=False)(outputs)
+        return Computed(step, self._seen.x, training=training)(outputs)
 
     def _functions(self, y_pred: Nest) -> Checks:
         """Return the checks of losses and metrics."""

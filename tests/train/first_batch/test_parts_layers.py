@@ -89,6 +89,11 @@ def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> N
     check(make_loop(TWO, lambda: net(ops.square, L.BatchNormalization())), X, X[:, :1])
 
 
+def test_a_model_that_cannot_predict_is_compared_as_it_trains(make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((8, 8, 3), L.RandomCrop(6, 6), L.Flatten(), L.Dense(1)))
+    check(loop, np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32"), X[:, :1])
+
+
 class _Wrapped(L.BatchNormalization):  # type: ignore[name-defined]
     def call(self, x: Any, training: Any = None) -> Any:
         return super().call(x, training=training)
