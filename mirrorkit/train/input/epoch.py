@@ -172,9 +172,9 @@ class HostIterator(EpochIterator):
 
     def _with_spec(self, *batch: Nest) -> Nest:
         """Leave open what the spec of all batches leaves open."""
-        tensors, specs = tf.nest.flatten(batch), tf.nest.flatten(self._spec)
+        tensors, specs = (tf.nest.flatten(nest, expand_composites=True) for nest in (batch, self._spec))
         opened = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._spec, opened)
+        return tf.nest.pack_sequence_as(self._spec, opened, expand_composites=True)
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at form a run of their own."""

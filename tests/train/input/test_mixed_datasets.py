@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.input.epoch import HostIterator
 
 _X = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
 _SET = tf.data.Dataset.from_tensor_slices((_X, _X[:, :1]))
@@ -42,3 +43,23 @@ def test_it_trains_as_in_fit(form: str, strategy_of: Any) -> None:
     loop.fit(data, steps_per_epoch=10, validation_data=data, validation_steps=10, verbose=0)
     for want, found in zip(expected.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse", "dict", "one array"])
+def test_batches_that_were_looked_at_are_as_they_were(kind: str) -> None:
+    rows = {
+        "ragged": tf.ragged.constant([[1, 2], [3], [4, 5, 6]]),
+        "sparse": (tf.sparse.from_dense(np.eye(3)), np.arange(3)),
+        "dict": {"a": np.arange(3), "b": np.zeros([3, 2])},
+        "one array": np.zeros([3, 2]),
+    }[kind]
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(2)
+    iterator = HostIterator(data, steps=None, size=None, whole=0)
+    iterator.look_at(2)
+    assert iterator.source.element_spec == data.element_spec
+    for number, expected in enumerate(data):
+        found = iterator.read(number)
+        assert repr(tf.nest.map_structure(str, found, expand_composites=True)) == repr(
+            tf.nest.map_structure(str, expected, expand_composites=True)
+        )
+    assert iterator.read(2) is None
