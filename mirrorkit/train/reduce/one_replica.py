@@ -49,7 +49,8 @@ def _is_alone() -> bool:
 
 
 def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    if not _is_alone() or _called_by().startswith("keras."):  # synchronized layers, where we left them Keras's own
+    # Synchronized layers, where they are left as Keras's own: its call, and the gradient that TensorFlow takes of it.
+    if not _is_alone() or _called_by().startswith(("keras.", "tensorflow.")):
         return original(*args, **options)
     raise StepError(
         f"tf.distribute.get_replica_context().{name} was called in a layer, a loss or a train_step, whose results the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,34 @@ def test_a_reduction_is_refused(strategy_of: Any, own: bool, unchecked: tuple[st
     step = mk.train.Step.from_compiled(model, unchecked=unchecked)
     with pytest.raises(mk.errors.StepError, match="all_reduce"):
         mk.train.Loop(strategy, step).fit(data, verbose=0)
+
+
+class Synchronized(OfTheGuide):
+    """Keras's own synchronized layer between others, so that a gradient flows through it."""
+
+    def __init__(self) -> None:
+        super().__init__(tf.reduce_mean)
+        layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1)]
+        self.dense = keras.Sequential([keras.Input((3,)), *layers])
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.dense(x, training=training)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_synchronized_layers_are_let_through(replicas: int, strategy_of: Any) -> None:
+    models = []
+    strategy = strategy_of("mirrored", 2) if replicas == 2 else strategy_of("one_device", 1)
+    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12)
+    for scope in (contextlib.nullcontext(), strategy.scope()):
+        keras.utils.set_random_seed(0)
+        with scope:
+            models.append(Synchronized())
+            models[-1].compile(keras.optimizers.SGD(0.05))
+    models[0].fit(_X, _Y, batch_size=12, shuffle=False, verbose=0)
+    mk.train.Loop(strategy, mk.train.Step.from_compiled(models[1])).fit(data, verbose=0)
+    for want, found in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
