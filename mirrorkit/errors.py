@@ -153,7 +153,7 @@ class ModelError(ArgumentError):
     try:
         mk.models.create("mlp", depth=3)
     except mk.errors.ModelError as error:
-        print(str(error).partition(".")[0])  # Model 'mlp' takes no option 'depth'
+        print(str(error).partition(";")[0])  # Model 'mlp' got an unexpected keyword argument 'depth'
     ```
     """
 
