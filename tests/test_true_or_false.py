@@ -102,9 +102,7 @@ def _parquet(labels: np.ndarray, folder: Any) -> None:
 
 READERS: dict[str, Callable[[np.ndarray, Any], Any]] = {
     "arrays": lambda labels, _: mk.data.arrays(np.zeros([3, 2]), labels),
-    "source": lambda labels, _: next(
-        iter(mk.data.source((np.zeros([3, 2]), labels), global_batch_size=3, num_classes=3).dataset())
-    ),
+    "source": lambda labels, _: next(iter(mk.data.source((np.zeros([3, 2]), labels), global_batch_size=3).dataset())),
     "write_records": lambda labels, folder: mk.data.write_records(zip(np.zeros([3, 2]), labels, strict=True), folder),
     "parquet": _parquet,
 }
@@ -112,6 +110,6 @@ READERS: dict[str, Callable[[np.ndarray, Any], Any]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_labels_that_int64_cannot_hold(reader: str, tmp_path: Any) -> None:
-    with pytest.raises((DataError, tf.errors.OpError), match=str(2**63)):
+    with pytest.raises((DataError, tf.errors.OpError), match=rf"holds? {2**63}"):
         READERS[reader](_TOO_LARGE, tmp_path)
     READERS[reader](np.array([0, 1, 2], np.uint64), tmp_path)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrorkit._types import TensorLike
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, is_parameter_server, task_addresses
+from mirrorkit.whole import whole_number
 
 _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages than they save in memory
 
@@ -52,6 +53,7 @@ class PartitionedTable:
         dtype: tf.DType | str = tf.float32,
         name: str = "table",
     ) -> None:
+        rows, width = whole_number("rows", rows, StepError), whole_number("width", width, StepError)
         if not is_parameter_server(strategy) and strategy.num_replicas_in_sync > 1:
             raise StepError(
                 f"{class_name(strategy)} keeps a copy of every variable on each replica, so a table cut into shards "

@@ -116,9 +116,10 @@ class _NotKnown(BaseException):
 def at_rest(model: KerasModel) -> Iterator[None]:
     """Call Keras's layers that are documented to mix rows in training as outside of it."""
     layers = layers_of(model)
+    mixing = [layer for layer in layers if isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(statistics_at_rest([x for x in layers if isinstance(x, keras.layers.BatchNormalization)]))
-        for layer in [x for x in layers if isinstance(x, (keras.layers.MixUp, keras.layers.CutMix))]:
+        for layer in mixing:
             call, in_rest = layer.call, training_argument(layer, False)
 
             def call_at_rest(*args: Any, call: Any = call, in_rest: Any = in_rest, **options: Any) -> Nest:

@@ -26,7 +26,7 @@ def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
     Not those of Keras's own classes, which note there what they have built.
     """
     own = [one for one in objects if hasattr(one, "__dict__") and not type(one).__module__.startswith("keras.")]
-    before = [(one, {name: _copied(value) for name, value in plain_attributes(one).items()}) for one in own]
+    before = [(one, _copied(plain_attributes(one))) for one in own]
     try:
         yield
     finally:
@@ -37,8 +37,11 @@ def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
 
 
 def _is_plain(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
-    return isinstance(value, _PLAIN) if parts is None else all(map(_is_plain, parts))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
 
 
 def _copied(value: Any) -> Any:

@@ -61,8 +61,8 @@ def test_a_step_reads_rows_where_others_do_too(make_loop: Any) -> None:
     """Evaluation, prediction and the values of the model see what training wrote, and what was set."""
     loop, data = make_loop(("mirrored", 2), net, _OPTIMIZERS["SGD"], sparse_embeddings=True), words(UNEVEN)
     fitted(loop, data, epochs=1)
-    for anew in (False, True):
-        if anew:
+    for again in (False, True):
+        if again:
             loop.step.model.set_weights([np.full_like(value, 0.25) for value in loop.step.model.get_weights()])
         by_keras = loop.step.model(data[0] % SIZE).numpy()
         np.testing.assert_allclose(loop.predict(batches(*data)), by_keras, atol=1e-6)
