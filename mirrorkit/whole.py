@@ -50,15 +50,16 @@ def require_switches(values: Mapping[str, Any], error: type[MirrorkitError]) -> 
 
 
 def checks_switches(error: type[MirrorkitError]) -> Callable[[F], F]:
-    """Have a function refuse what is not True or False for its keyword arguments that are annotated as `bool`."""
+    """Have a function refuse what is not True or False for its arguments that are annotated as `bool`."""
 
     def decorate(function: F) -> F:
-        parameters = inspect.signature(function).parameters.values()
-        names = [parameter.name for parameter in parameters if parameter.annotation == "bool"]
+        parameters = inspect.signature(function).parameters
+        names = [name for name, parameter in parameters.items() if parameter.annotation == "bool"]
 
         @functools.wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
-            require_switches({name: options[name] for name in names if name in options}, error)
+            given = {**dict(zip(parameters, args, strict=False)), **options}
+            require_switches({name: given[name] for name in names if name in given}, error)
             return function(*args, **options)
 
         return checked  # type: ignore[return-value]

@@ -79,6 +79,11 @@ def test_a_switch_is_true_or_false(name: str, switch: str, tmp_path: Any, monkey
     assert not list(tmp_path.iterdir())
 
 
+def test_a_switch_by_position() -> None:
+    with pytest.raises(MirrorkitError, match="enabled must be True or False"):
+        mk.devices.set_memory_growth("no")
+
+
 def test_numpys_are_switches() -> None:
     batches = mk.data.batches(_DIGITS, global_batch_size=2, shuffle=np.True_, drop_remainder=np.False_)
     assert batches.steps_per_epoch == 2
