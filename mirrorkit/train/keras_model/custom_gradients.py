@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,9 +19,10 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 
 _Read = dict[int, tuple[KerasVariable, Any]]  # by the id of a variable, it and the value that stands for it
-_within = threading.local()
+_within = ThreadLocal(noted=())  # what is read in each function that is being called
 
 
 @functools.cache
@@ -37,26 +36,9 @@ def with_weights() -> None:
 def _get_and_note(get: Callable[..., Any], scope: Any, variable: KerasVariable) -> Any:
     value = get(scope, variable)
     if value is not None:
-        for noted in _noted():
+        for noted in _within.noted:
             noted.setdefault(id(variable), (variable, value))
     return value
-
-
-def _noted() -> list[_Read]:
-    """What is read in each function that is being called, from the outermost to the innermost."""
-    if not hasattr(_within, "noted"):
-        _within.noted = []
-    found: list[_Read] = _within.noted
-    return found
-
-
-@contextmanager
-def _noting() -> Iterator[_Read]:
-    _noted().append({})
-    try:
-        yield _noted()[-1]
-    finally:
-        _noted().pop()
 
 
 def _asking(original: Callable[..., Nest], function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
@@ -71,7 +53,8 @@ def _with_weights(scope: Any, original: Callable[..., Nest], function: Callable[
     if not tf.executing_eagerly():  # as `original` does
         args = tf.nest.map_structure(tf.convert_to_tensor, args, expand_composites=True)
     before = _copy(scope)  # for the backward pass
-    with _noting() as noted, private.get("record.VariableWatcher")() as watcher:
+    noted: _Read = {}
+    with _within.set(noted=(*_within.noted, noted)), private.get("record.VariableWatcher")() as watcher:
         result, gradient = function(*args)
     for variable in watcher.watched_variables():  # none of the step's own: the tape sees them, and they are refused
         tf.convert_to_tensor(variable)

@@ -10,7 +10,6 @@ number of layers.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -22,13 +21,14 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, Nest, TensorLike
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.packing import pack, unpack
 from mirrorkit.train.reduce.reduction import all_reduce
 
 Function: TypeAlias = Callable[..., tf.Tensor]
 Total: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-_within = threading.local()  # a strategy traces each replica in a thread of its own
+_within = ThreadLocal(names=(), totals=None)
 
 
 @contextmanager
@@ -44,12 +44,8 @@ def without_waits(*, of_metric: KerasMetric = None, totals: tuple[Total, Total] 
     names = {*_FUNCTIONS}
     if not type(of_metric).__module__.startswith("keras."):
         names.remove("numpy.argmax")
-    before = getattr(_within, "names", ()), getattr(_within, "totals", None)
-    _within.names, _within.totals = names, totals or before[1]
-    try:
+    with _within.set(names=names, totals=totals or _within.totals):
         yield
-    finally:
-        _within.names, _within.totals = before
 
 
 @functools.cache
@@ -60,7 +56,7 @@ def _wrap() -> None:
 
 
 def _within_the_block(name: str, function: Function, original: Function, *args: Nest, **options: Nest) -> Nest:
-    if name in getattr(_within, "names", ()):
+    if name in _within.names:
         return function(original, *args, **options)
     return original(*args, **options)
 
@@ -101,7 +97,7 @@ def _compute_moments_sync(
     if context is None or context.num_replicas_in_sync == 1:
         means: tuple[tf.Tensor, tf.Tensor] = original(x, axes, keepdims)
         return means
-    total, total_of_gradient = getattr(_within, "totals", None) or (_sum, _sum)
+    total, total_of_gradient = _within.totals or (_sum, _sum)
     reduced = {axis % x.shape.rank for axis in tf.nest.flatten(axes)}
     kept = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
 

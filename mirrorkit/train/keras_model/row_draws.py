@@ -7,7 +7,6 @@ rows, of which a part takes its own. A draw with a constant seed is left as it i
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.keras_model.seeds import noting_seeds
 
 Shapes: TypeAlias = "list[tuple[int, ...] | None]"  # of draws; None where only a run knows it
-_within = threading.local()  # a strategy runs each replica in a thread of its own
+_within = ThreadLocal(draws=None)
 
 
 @dataclass
@@ -101,18 +101,14 @@ def _numbers(seed: Any) -> tuple[int, ...] | None:
 def drawing_rows(draws: RowDraws) -> Iterator[None]:
     """Make the draws of the block, in this thread, for a part of a batch."""
     _wrap_draws()
-    before = getattr(_within, "draws", None)
-    _within.draws = draws
-    try:
-        with noting_seeds(draws.seeds):
-            yield
-    finally:
-        _within.draws = before
+    with _within.set(draws=draws), noting_seeds(draws.seeds):
+        yield
 
 
 def row_draws() -> RowDraws | None:
     """Return those of the block around."""
-    return getattr(_within, "draws", None)
+    draws: RowDraws | None = _within.draws
+    return draws
 
 
 @functools.cache

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
 
@@ -18,9 +17,10 @@ from mirrorkit import private
 from mirrorkit._types import TensorLike, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.variables import native
 
-_within = threading.local()  # a strategy runs each replica in a thread of its own
+_within = ThreadLocal(numbers=None, on_host=False, noted=None)
 
 
 def fold(seed: tf.Tensor, *numbers: TensorLike) -> tf.Tensor:
@@ -62,50 +62,32 @@ def seeds_by_replica() -> Iterator[None]:
     context = tf.distribute.get_replica_context()
     if context is None:
         raise StepError("seeds_by_replica was called outside of a replica. Call it in `compute`, or in strategy.run.")
-    if getattr(_within, "numbers", None) is not None:  # what is around it tells replicas apart
+    if _within.numbers is not None:  # what is around it tells replicas apart
         yield
         return
     with draws_at(lambda: [context.replica_id_in_sync_group]):
         yield
 
 
-@contextmanager
-def draws_at(numbers: Callable[[], Sequence[TensorLike]]) -> Iterator[None]:
+def draws_at(numbers: Callable[[], Sequence[TensorLike]]) -> AbstractContextManager[None]:
     """Fold these numbers into each seed that a `SeedGenerator` gives; without a draw they are never asked for."""
     _wrap_next()
-    before = getattr(_within, "numbers", None)
-    _within.numbers = numbers
-    try:
-        yield
-    finally:
-        _within.numbers = before
+    return _within.set(numbers=numbers)
 
 
-@contextmanager
-def seeds_on_host() -> Iterator[None]:
+def seeds_on_host() -> AbstractContextManager[None]:
     """Let Keras's random layers prepare their seeds on the host, where TensorFlow's random operations want them.
 
     Keras prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
     """
     _wrap_next()
-    before = getattr(_within, "on_host", False)
-    _within.on_host = True
-    try:
-        yield
-    finally:
-        _within.on_host = before
+    return _within.set(on_host=True)
 
 
-@contextmanager
-def noting_seeds(seeds: list[tf.Tensor]) -> Iterator[None]:
+def noting_seeds(seeds: list[tf.Tensor]) -> AbstractContextManager[None]:
     """Add to `seeds` each that a `SeedGenerator` gives within the block."""
     _wrap_next()
-    before = getattr(_within, "noted", None)
-    _within.noted = seeds
-    try:
-        yield
-    finally:
-        _within.noted = before
+    return _within.set(noted=seeds)
 
 
 @functools.cache
@@ -113,15 +95,13 @@ def _wrap_next() -> None:
     """Have `SeedGenerator.next` do what the blocks above say; outside of them it is as it was."""
 
     def next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
-        numbers = getattr(_within, "numbers", None) or (lambda: ())
-        on_host = getattr(_within, "on_host", False)
-        with tf.device(HOST) if on_host else contextlib.nullcontext():
+        numbers = _within.numbers or tuple
+        with tf.device(HOST) if _within.on_host else contextlib.nullcontext():
             seed = fold(original(*args, **options), *numbers())
-            if on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
+            if _within.on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
                 seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-        noted = getattr(_within, "noted", None)
-        if noted is not None:
-            noted.append(seed)
+        if _within.noted is not None:
+            _within.noted.append(seed)
         return seed
 
     private.replace("SeedGenerator.next", next_of_replica)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.switching import switching
 
@@ -22,7 +22,7 @@ _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # by Tenso
 _AS = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.uint16, tf.int16), tf.int32)
 _GROUP = 2**20 + 1  # far from the numbers that TensorFlow gives to its own groups, and another than of `all_reduce`
 _places: weakref.WeakKeyDictionary[tf.Graph, dict[int, Iterator[int]]] = weakref.WeakKeyDictionary()
-_within = threading.local()  # a strategy runs each replica in a thread of its own
+_within = ThreadLocal(gather=None)
 
 
 def all_gather(rows: Nest) -> Nest:
@@ -67,7 +67,7 @@ def all_gather(rows: Nest) -> Nest:
             f"mk.train.all_gather takes tensors [rows, ...]; found shapes [{', '.join(map(str, shapes))}]. Add up "
             "scalars with mk.train.all_reduce."
         )
-    gather: Gather = getattr(_within, "gather", None) or rows_of_all
+    gather: Gather = _within.gather or rows_of_all
     return gather(rows)
 
 
@@ -83,15 +83,9 @@ def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
     return tf.nest.pack_sequence_as(rows, every)
 
 
-@contextmanager
-def gathering(gather: Gather) -> Iterator[None]:
+def gathering(gather: Gather) -> AbstractContextManager[None]:
     """Let `all_gather` do this within the block: a step knows what a trace of it is a part of."""
-    before = getattr(_within, "gather", None)
-    _within.gather = gather
-    try:
-        yield
-    finally:
-        _within.gather = before
+    return _within.set(gather=gather)
 
 
 @one_replica(False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,39 +17,32 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 
 _log = logging.getLogger("mirrorkit")
-_within = threading.local()  # a strategy traces each replica in a thread of its own
+_within = ThreadLocal(alone=False)
 
 
 @contextmanager
 def one_replica(alone: bool = True) -> Iterator[None]:
     """Let the number of replicas be 1 within the block, and refuse to reduce; with `alone=False` not, within that."""
     _wrap()
-    before = getattr(_within, "alone", False)
-    _within.alone = alone
-    try:
+    with _within.set(alone=alone):
         yield
-    finally:
-        _within.alone = before
 
 
 @functools.cache
 def _wrap() -> None:
     """Have TensorFlow do what the block above says; outside of it it is as it was."""
-    private.replace("StrategyBase.num_replicas_in_sync", lambda number, of: 1 if _is_alone() else number(of))
+    private.replace("StrategyBase.num_replicas_in_sync", lambda number, of: 1 if _within.alone else number(of))
     private.replace("summary.write", _write)
     for name in ("all_reduce", "all_gather"):
         private.replace(f"ReplicaContext.{name}", functools.partial(_refuse, name))
 
 
-def _is_alone() -> bool:
-    return getattr(_within, "alone", False)
-
-
 def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     # Synchronized layers, where they are left as Keras's own: its call, and the gradient that TensorFlow takes of it.
-    if not _is_alone() or _called_by().startswith(("keras.", "tensorflow.")):
+    if not _within.alone or _called_by().startswith(("keras.", "tensorflow.")):
         return original(*args, **options)
     raise StepError(
         f"tf.distribute.get_replica_context().{name} was called in a layer, a loss or a train_step, whose results the "
@@ -60,7 +52,7 @@ def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any)
 
 
 def _write(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    if _is_alone() and not tf.distribute.has_strategy():  # in a thread of its own, which has no writer
+    if _within.alone and not tf.distribute.has_strategy():  # in a thread of its own, which has no writer
         _warn_of_summaries()
     return original(*args, **options)
 

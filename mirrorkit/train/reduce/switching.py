@@ -5,31 +5,25 @@ What Python objects keep of a trace, such as the losses that a layer has added, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from mirrorkit.thread_local import ThreadLocal
 
 Save = Callable[[], Callable[[], None]]  # saves something, and returns what puts it back
 
-_within = threading.local()
+_within = ThreadLocal(save=None)
 
 
-@contextmanager
-def keeping(save: Save) -> Iterator[None]:
+def keeping(save: Save) -> AbstractContextManager[None]:
     """Let what `save` saves be this replica's again whenever it goes on within the block."""
-    before = getattr(_within, "save", None)
-    _within.save = save
-    try:
-        yield
-    finally:
-        _within.save = before
+    return _within.set(save=save)
 
 
 @contextmanager
 def switching() -> Iterator[None]:
     """The block communicates, so that other replicas go on within it."""
-    save: Save | None = getattr(_within, "save", None)
-    put_back = None if save is None else save()
+    put_back = None if _within.save is None else _within.save()
     yield
     if put_back is not None:
         put_back()

@@ -7,7 +7,6 @@ combined over the replicas when it is next read, or at the end of the step, in o
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined
 from mirrorkit.train.keras_model.row_draws import RowDraws
@@ -25,7 +25,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import own_copy, path
 
-_within = threading.local()  # a strategy traces each replica in a thread of its own
+_within = ThreadLocal(scope=None)
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,12 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
     @contextmanager
     def outside(self) -> Iterator[None]:
         """Let Keras variables be plain ones within the block."""
-        before = getattr(_within, "scope", None)
-        _within.scope = None
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()
-            _within.scope = before
+        with _within.set(scope=None):
+            self.__exit__()
+            try:
+                yield
+            finally:
+                self.__enter__()
 
     def own(self, variable: KerasVariable) -> tf.Variable:
         """Return this replica's copy."""
@@ -246,15 +244,12 @@ def _change(written: Assigned) -> tf.Tensor:
 @contextmanager
 def on_share(share: Share, model: OfModel = OfModel()) -> Iterator[ReplicaScope]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with ReplicaScope(share, model) as scope:
-        _within.scope = scope
-        try:
-            yield scope
-            scope.end()
-        finally:
-            _within.scope = None
+    with ReplicaScope(share, model) as scope, _within.set(scope=scope):
+        yield scope
+        scope.end()
 
 
 def this_scope() -> ReplicaScope | None:
     """Return the scope that the code of this thread runs in."""
-    return getattr(_within, "scope", None)
+    scope: ReplicaScope | None = _within.scope
+    return scope
