@@ -1,9 +1,14 @@
-"""Workers for the tests of this folder: processes that call the tests' functions, started once for all of them."""
+"""Workers for the tests of this folder: processes that call the tests' functions, started once for all of them.
+
+Most modules have a function `asked`, which is called on two workers; `found` is what each of them returned.
+"""
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +46,16 @@ def on_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     yield on_workers
     for remote in started.values():
         remote.__exit__()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all workers."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, on_workers: Callable[..., list[Any]], folder: Path) -> list[Any]:
+    """What the module's function `asked` returns on each of two workers; it gets the folder where it takes one."""
+    asked = request.module.asked
+    return on_workers(asked, *[folder] * (len(inspect.signature(asked).parameters) - 1))

@@ -82,18 +82,13 @@ def run(strategy: tf.distribute.Strategy, folder: Path, name: str, at: int = 0) 
     return remembered, report.history, [value.tolist() for value in model.get_weights()]
 
 
-def both(strategy: tf.distribute.Strategy, folder: Path) -> Any:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> Any:
     """The whole run, and one broken off three times."""
     whole = run(strategy, folder, "whole")
     for at in (3, 9, 6):
         with pytest.raises(Interrupted):
             run(strategy, folder, "broken", at)
     return whole, run(strategy, folder, "broken")
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return on_workers(both, tmp_path_factory.mktemp("run"))
 
 
 def test_two_workers_decide_as_where_nothing_was_interrupted(found: Any) -> None:

@@ -36,7 +36,7 @@ class Chiefs(mk.train.LoopCallback):
     chief_only = True
 
 
-def said(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
     """What a worker with other callbacks, or whose chief may not write, is told in each case."""
     me = mk.strategy.worker_index(strategy)
     with strategy.scope():
@@ -67,16 +67,6 @@ def said(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
         except mk.errors.MirrorkitError as error:
             found[name] = str(error)
     return found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, folder: Path) -> list[dict[str, str]]:
-    return on_workers(said, folder)
 
 
 def test_all_workers_say_what_differs(found: Any, folder: Path) -> None:

@@ -125,7 +125,7 @@ def in_passes(loop: mk.train.Loop, me: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def found_by(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+def asked(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """What a worker comes to in each case, and its weights in between."""
     me = mk.strategy.worker_index(strategy)
     found: dict[str, Any] = {"trained": trained(strategy), "errors": {}}
@@ -149,11 +149,6 @@ def found_by(strategy: tf.distribute.Strategy) -> dict[str, Any]:
         except mk.errors.DataError as error:
             found["errors"][what] = str(error)
     return found
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any) -> list[dict[str, Any]]:
-    return on_workers(found_by)
 
 
 def test_both_workers_say_what_differs_and_wait_for_nobody(found):

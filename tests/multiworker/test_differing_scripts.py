@@ -139,7 +139,7 @@ def differing(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     }
 
 
-def told(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
     """The error of each case; at last the scripts are equal, and train."""
     errors = {}
     for what, (of_one, of_others) in differing(folder).items():
@@ -150,11 +150,6 @@ def told(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, str]:
             errors[what] = f"{type(error).__name__}: {error}"
     Script().run(strategy)
     return errors
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return on_workers(told, tmp_path_factory.mktemp("run"))
 
 
 def test_both_workers_say_what_differs_and_equal_scripts_train_afterwards(found):

@@ -16,14 +16,9 @@ from drawing import X, all_draws, assert_distinct, state_after
 pytestmark = pytest.mark.slow
 
 
-def drawn(strategy: tf.distribute.Strategy) -> tuple[dict[str, Any], list[float]]:
+def asked(strategy: tf.distribute.Strategy) -> tuple[dict[str, Any], list[float]]:
     """All that a training, its validation, an evaluation and two predictions draw; and the layers' state."""
     return {kind: all_draws(strategy, kind) for kind in ("batches", "resident", "dataset")}, state_after(strategy)
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any) -> list[tuple[dict[str, Any], list[float]]]:
-    return on_workers(drawn)
 
 
 def test_two_workers_draw_other_numbers(found):

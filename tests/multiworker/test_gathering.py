@@ -76,13 +76,8 @@ def contrastive(strategy: tf.distribute.Strategy) -> list[Any]:
     return [history["loss"], history["val_loss"], *[weights.tolist() for weights in net.get_weights()]]
 
 
-def all_of_them(strategy: tf.distribute.Strategy) -> tuple[list[dict[str, Any]], list[Any]]:
+def asked(strategy: tf.distribute.Strategy) -> tuple[list[dict[str, Any]], list[Any]]:
     return gathered(strategy), contrastive(strategy)
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any) -> list[tuple[list[dict[str, Any]], list[Any]]]:
-    return on_workers(all_of_them)
 
 
 def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:

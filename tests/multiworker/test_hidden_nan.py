@@ -47,20 +47,10 @@ def spoil(worker: int) -> keras.callbacks.Callback:
     return Spoil()
 
 
-def failures(strategy: tf.distribute.Strategy, folder: Path) -> tuple[list[str], list[str]]:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> tuple[list[str], list[str]]:
     """With a NaN in the data, and with one that a callback of one worker writes."""
     callback = spoil(mk.strategy.worker_index(strategy))
     return failure(strategy, folder / "data"), failure(strategy, folder / "callback", callback)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, folder: Path) -> list[tuple[list[str], list[str]]]:
-    return on_workers(failures, folder)
 
 
 def test_two_workers(found: Any, folder: Path) -> None:

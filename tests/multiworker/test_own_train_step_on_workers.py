@@ -22,7 +22,7 @@ NAMES = ("wgan", "distillation", "mean_teacher")
 Trained = tuple[dict[str, Any], list[np.ndarray]]
 
 
-def trained(strategy: tf.distribute.Strategy) -> dict[str, Trained]:
+def asked(strategy: tf.distribute.Strategy) -> dict[str, Trained]:
     """The history and the weights of each model."""
     found = {}
     for name in NAMES:
@@ -34,11 +34,6 @@ def trained(strategy: tf.distribute.Strategy) -> dict[str, Trained]:
         history = loop.fit(data, epochs=3, verbose=0).history
         found[name] = history, [copies(weight)[0].numpy() for weight in model.weights]
     return found
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any) -> list[dict[str, Trained]]:
-    return on_workers(trained)
 
 
 def test_two_workers_train_as_keras_does(found: list[dict[str, Trained]]) -> None:

@@ -57,7 +57,7 @@ def refusal(strategy: tf.distribute.Strategy) -> str:
     return ""
 
 
-def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Trainings without and with sharded optimizer state, one of them in two parts."""
     expected = fit(make_loop(strategy, sharded=False), folder / "plain", 4)
     first = make_loop(strategy, sharded=True)
@@ -81,16 +81,6 @@ def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     }
     mk.train.export(first, folder / "exported.keras")
     return found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, folder: Path) -> list[dict[str, Any]]:
-    return on_workers(trained, folder)
 
 
 def test_two_workers(found: Any, folder: Path, strategy_of: Any) -> None:

@@ -79,9 +79,9 @@ def parts(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(on_workers: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(on_workers: Any, folder: Path) -> list[dict[str, Any]]:
     """What each worker got."""
-    return on_workers(parts, tmp_path_factory.mktemp("run"), workers=WORKERS)
+    return on_workers(parts, folder, workers=WORKERS)
 
 
 def together(parts: Iterable[Sequence[int]]) -> list[int]:

@@ -33,7 +33,7 @@ def slow_rows(row_seconds: float) -> mk.data.Batches:
     return mk.data.batches(split, global_batch_size=8, map=read)
 
 
-def told(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+def asked(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """What a worker is told of a small training where worker 1 is slow in its own rows of a recipe."""
     is_slow = mk.strategy.worker_index(strategy) == 1
     with strategy.scope():
@@ -41,11 +41,6 @@ def told(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
     found = anatomy(loop, slow_rows(SECONDS if is_slow else SECONDS / 5), repeats=3)
     return {"straggler": found.straggler, "rates": list(found.input_rates), "text": str(found)}
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any) -> list[dict[str, Any]]:
-    return on_workers(told)
 
 
 @pytest.mark.slow  # two workers, which compile and sleep

@@ -34,7 +34,7 @@ class Written(keras.callbacks.Callback):
         self.path.write_text(str(epoch))
 
 
-def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+def asked(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """One of two workers: waits for the other at barriers, exports, and runs callbacks of its own."""
     found: dict[str, Any] = {}
     me = mk.strategy.worker_index(strategy)
@@ -92,16 +92,6 @@ def waited(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     except mk.errors.CheckpointError as error:
         found["local"] = str(error)
     return found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture(scope="module")
-def found(on_workers: Any, folder: Path) -> list[dict[str, Any]]:
-    return on_workers(waited, folder)
 
 
 def test_a_worker_waits_at_barriers_for_one_that_comes_later(found):
