@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
+from pages import put_between
 
 import mirrorkit
 from mirrorkit.data import sources
@@ -71,6 +72,15 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, ca
     remaining = iter(printed)
     for expected in promised(source):
         assert any(line == expected for line in remaining), f"{expected!r} is not printed (in this order): {printed}"
+
+
+def test_a_table_goes_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<begin>\n\nold\n\n<end>\nafter\n")
+    put_between(page, "new", "<begin>", "<end>")
+    assert page.read_text() == "before\n<begin>\n\nnew\n\n<end>\nafter\n"
+    with pytest.raises(SystemExit):
+        put_between(page, "new", "<begin>", "<another>")
 
 
 def test_the_checker_sees_code_and_claims():

@@ -1,30 +1,13 @@
-"""What came of a fault, and how the result is judged: by the bits of a run to which nothing happened."""
+"""Whether workers to whom something happened end as if nothing had."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import jobs
 import numpy as np
-
-
-class Row(NamedTuple):
-    """What came of a fault."""
-
-    fault: str
-    seen: str  # the line that matters
-    seconds: float  # from the fault, or the call that it stops, to that line
-    problems: list[str]  # empty where the result is right
-
-
-def end_again(folder: Path) -> list[str]:
-    """Start all again, without anything that happens to them; return what is wrong with the end."""
-    with jobs.launched(folder, "--workers", 2, jobs.WORKERS, folder) as job:
-        code = job.end()
-    return [f"the next start ended with {code}: {job.text[-300:]}"] if code else changed(folder)
 
 
 def changed(folder: Path) -> list[str]:
@@ -44,11 +27,3 @@ def undisturbed() -> bytes:
 def end_of(folder: Path, worker: int) -> bytes:
     with np.load(folder / f"end{worker}.npz") as file:
         return b"".join(name.encode() + file[name].tobytes() for name in file.files)
-
-
-def happened(folder: Path) -> float:
-    return float((folder / "happened").read_text())
-
-
-def true_ones(wrong: dict[str, bool]) -> list[str]:
-    return [text for text, is_so in wrong.items() if is_so]

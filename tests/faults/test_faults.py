@@ -1,38 +1,37 @@
-"""Rows of the table of docs/faults.md, and the judge itself; `fault_table.py` does all of them.
+"""A worker that is killed, or has to leave, where no launcher starts it again; and the judge itself.
 
-tests/kills strikes workers whom the launcher starts again, tests/multiworker has workers that are lost without one, and
-tests/train/parameter_server has the faults of parameter servers.
+tests/kills strikes workers that a launcher starts again, tests/multiworker has further workers that are lost, and
+tests/train/parameter_server the faults of parameter servers.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import fault_table
-import faults
+import jobs
 import judged
 import numpy as np
 import pytest
-import start_faults
+
+GONE = r"ClusterError: worker 0 \(127\.0\.0\.1:\d+\) is gone, and the other workers cannot go on without it"
+SECONDS = 90  # until the others have said so, on a machine that has other things to do
 
 
 @pytest.mark.slow
-def test_what_is_wrong_at_the_start_is_said_at_once(tmp_path):
-    """To one process, one after the other."""
-    assert len({config for config, _ in start_faults.BAD_CONFIGS.values()}) == 10
-    with start_faults.taken_port() as taken:
-        cases = {**start_faults.BAD_CONFIGS, "a missing peer": start_faults.missing_peer(), "a taken port": taken}
-        told = start_faults.told(tmp_path, {kind: config for kind, (config, _) in cases.items()})
-    for kind, (_, message) in cases.items():
-        said, seconds = told[kind]
-        assert start_faults.is_refusal(said, message), (kind, said)
-        assert seconds < 60, kind  # TensorFlow would wait for ever
-
-
-@pytest.mark.slow
-def test_a_chief_that_is_killed_is_named_and_the_next_start_ends_with_the_same_bits(monkeypatch):
-    monkeypatch.setattr(faults, "AT_MOST", 90.0)  # on a machine that has other things to do
-    assert not fault_table.happen("chief_killed_without_launcher").problems
+@pytest.mark.parametrize(
+    ("event", "worker", "codes", "said"),
+    [("kill", 0, [-9, 1], GONE), ("term", 1, [143, 143], "SIGTERM: saved in")],
+    ids=["the chief is killed", "SIGTERM"],
+)
+def test_the_others_say_so_and_the_next_start_ends_with_the_same_bits(tmp_path, event, worker, codes, said):
+    happens = ("--event", event, "--worker", worker, "--step", 35)
+    with jobs.started(tmp_path, jobs.WORKERS, tmp_path, *happens) as tasks:
+        assert [tasks[f"worker {i}"].end() for i in range(2)] == codes
+    moment, _ = tasks[f"worker {1 - worker}"].line(said)
+    assert moment - float((tmp_path / "happened").read_text()) < SECONDS
+    if event == "term":  # all have saved, at the end of the call in which the signal came: of steps 34 to 36
+        assert all(task.says(said) for task in tasks.values())
+        assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-0000000036.npz"
+    jobs.finished(tmp_path, jobs.WORKERS, tmp_path)
+    assert not judged.changed(tmp_path)
 
 
 def test_other_bits_or_no_end_at_all_are_not_right(tmp_path, monkeypatch):
@@ -45,36 +44,3 @@ def test_other_bits_or_no_end_at_all_are_not_right(tmp_path, monkeypatch):
     assert judged.changed(tmp_path) == ["other bits in worker 1"]
     (tmp_path / "end0.npz").unlink()
     assert judged.changed(tmp_path) == ["other bits in worker 0", "other bits in worker 1"]
-
-
-def test_a_fault_that_does_not_come_out_right_is_bold_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
-    def seen(folder: Path) -> judged.Row:
-        return judged.Row("a fault", f"error in {folder} | {'x ' * 100}", 1.23, [])
-
-    def raises(folder: Path) -> judged.Row:
-        raise TimeoutError("nothing came")
-
-    monkeypatch.setattr(fault_table, "FAULTS", {"seen": seen})
-    monkeypatch.setattr("sys.argv", ["fault_table.py"])
-    assert fault_table.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith(r"| a fault | `error in FOLDER \| x x")
-    assert lines[-1].endswith(" ...` | 1.2 s | yes |")
-    monkeypatch.setattr(fault_table, "FAULTS", {"seen": seen, "raises": raises})
-    assert fault_table.main() == 1
-    assert "| **no: TimeoutError: nothing came** |" in capsys.readouterr().out
-
-
-def test_the_table_goes_between_its_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{fault_table.BEGIN}\n\nold\n\n{fault_table.END}\nafter\n")
-    fault_table.put_between(page, "new")
-    assert page.read_text() == f"before\n{fault_table.BEGIN}\n\nnew\n\n{fault_table.END}\nafter\n"
-    page.write_text("| fault | seen |\n| a fault | old |\n| a fault more | old |\n")
-    fault_table.renew(page, [r"| a fault | `new \\| \\1` |"])
-    assert page.read_text() == "| fault | seen |\n" + r"| a fault | `new \\| \\1` |" + "\n| a fault more | old |\n"
-    with pytest.raises(SystemExit):
-        fault_table.renew(page, ["| another fault | new |"])
-    page.write_text("nothing")
-    with pytest.raises(SystemExit):
-        fault_table.put_between(page, "new")

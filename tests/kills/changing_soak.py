@@ -22,23 +22,27 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
+sys.path += [
+    str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "multiworker", "../examples/benchmarks")
+]
 
-import fault_table
+import strikes
 import watching
+from changing_training import problems, result
 from harness import machine
-from jobs import Process, launched, pid_of, processes
+from jobs import Process, launched, pid_of, processes, until
+from pages import put_between
 from ray_nodes import RayNodes
 
 TRAINING = Path(__file__).resolve().parents[1] / "multiworker" / "changing_training.py"
-EPOCHS, BATCH, STEPS = 8, 100, 1600
+EPOCHS, STEPS = 8, 1600
 MOST, STANDS, LIMIT = 3, 30.0, 240.0  # workers; seconds that a worker stands still; seconds for a job to go on
 STAND = f"a worker stands still for {STANDS:.0f} s"
 WENT_ON = re.compile(
@@ -145,11 +149,7 @@ class Series:
 
     def _until(self, condition: Callable[[], object], what: str, *, every: float = 0.02) -> None:
         assert self.job is not None
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            if time.monotonic() > deadline or self.job.process.poll() is not None:
-                raise AssertionError(f"{what} did not come\n{self.job.text[-5000:]}")
-            time.sleep(every)
+        until(condition, what, by=self.job.process, every=every)
 
     def _went_on(self, deed: str, began: float, *, ends: bool) -> Struck:
         """Wait until the training goes on; `ends`: with a line of the launcher, which has ended an attempt."""
@@ -205,10 +205,8 @@ class Series:
 
     def _gone(self) -> None:
         """Wait until nothing of the job is left."""
-        deadline = time.monotonic() + 30
-        while left := {pid: seen.task for pid, seen in processes(self.folder).items() if seen.task}:
-            assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.1)
+        left = strikes.left_by(self.folder, lambda pid, seen: bool(seen.task), (), 30)
+        assert not left, f"still running: {left}"
 
 
 def phases_of(text: str) -> dict[str, float]:
@@ -224,25 +222,6 @@ def undisturbed(folder: Path, workers: int) -> dict[str, np.ndarray]:
         if code := job.end(LIMIT):
             raise AssertionError(f"exit code {code}\n{job.text[-5000:]}")
     return result(folder)
-
-
-def result(folder: Path) -> dict[str, np.ndarray]:
-    with np.load(folder / "end.npz") as file:
-        return dict(file)
-
-
-def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
-
-
-def problems(found: dict[str, np.ndarray], fixed: list[dict[str, np.ndarray]]) -> Iterator[str]:
-    """What is wrong with a result."""
-    counts = found["count.seen"] * BATCH
-    if not np.allclose(counts, EPOCHS, atol=1e-3):
-        yield f"examples were counted {counts.min():.2f} to {counts.max():.2f} times in {EPOCHS} epochs"
-    control = max(apart(one, fixed[0]) for one in fixed[1:])
-    if not apart(found, fixed[0]) <= 3 * control:
-        yield f"{apart(found, fixed[0]):.2e} from one worker, where fixed numbers of workers differ by {control:.2e}"
 
 
 def as_markdown(runs: dict[str, dict[str, Any]]) -> str:
@@ -286,9 +265,9 @@ def main() -> int:
             try:
                 series.run(options.strikes)
                 series._gone()
-                wrong += problems(result(folder), fixed)
-            except AssertionError as error:
-                print(error, flush=True)
+                wrong += problems(result(folder), fixed, EPOCHS)
+            except (AssertionError, RuntimeError, TimeoutError) as error:
+                print(error, series.job and series.job.text[-5000:], flush=True)
                 wrong.append(str(error).partition("\n")[0])
             finally:
                 if nodes is not None:
@@ -299,7 +278,7 @@ def main() -> int:
     print(text)
     if options.write:
         RUNS.write_text(json.dumps(found, indent=1) + "\n")
-        fault_table.put_between(options.write, text, BEGIN, FINISH)
+        put_between(options.write, text, BEGIN, FINISH)
     return int(any(run["wrong"] for run in found.values()))
 
 

@@ -1,7 +1,7 @@
 """The training that `soak.py` strikes: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
-        [--pace file] [--with layout|shard_optimizer]
+        [--pace file] [--with shard_optimizer|table]
 
 It writes all its variables, its history, and the steps and updates counted to `--out`, and appends a line to `--log`
 when it begins and after every call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so;
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mirrorkit._keras import keras
 
 STEPS_PER_EPOCH = 20
 EVERY = 5
+TABLE = 100_000  # rows
 L = keras.layers
 
 
@@ -72,6 +72,11 @@ def net() -> Any:
     )
 
 
+def table_net() -> Any:
+    """A large table, of which a step updates a few rows."""
+    return keras.Sequential([keras.Input((3,), dtype="int64"), L.Embedding(TABLE, 16), L.Flatten(), L.Dense(10)])
+
+
 def main() -> None:
     """Train, save, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -80,32 +85,28 @@ def main() -> None:
     parser.add_argument("--log")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--pace", default=os.devnull, help="while this file is there, 0.2 s pass after each call")
-    parser.add_argument("--with", dest="how", choices=["layout", "shard_optimizer"], help="of a process by itself")
+    parser.add_argument("--with", dest="how", choices=["shard_optimizer", "table"], help="of a process by itself")
     options = parser.parse_args()
 
     cluster = mk.cluster.detect()
     if cluster is None or not cluster.ps:  # parameter servers are asynchronous
         mk.reproducible.enable(seed=1)
     strategy = mk.testing.virtual_replicas(4) if cluster is None else mk.strategy.create("auto")
-    layout: Any = nullcontext()
-    if options.how == "layout":  # two replicas of two devices
-        layout = mk.parallel.Layout({"dense": 1}, default=0, devices="cpu:4")
-        strategy = layout.strategy()
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (STEPS_PER_EPOCH * 32 - 5, 8, 8, 3), "uint8")  # the last batch is smaller
+    count, of_table = STEPS_PER_EPOCH * 32 - 5, options.how == "table"  # the last batch is smaller
+    inputs = rng.integers(TABLE, size=(count, 3)) if of_table else rng.integers(0, 256, (count, 8, 8, 3), "uint8")
     train = mk.data.batches(
-        mk.data.arrays(images, rng.integers(0, 10, len(images))),
+        mk.data.arrays(inputs, rng.integers(0, 10, count)),
         global_batch_size=32,
         shuffle=True,
         seed=2,
-        augment=[mk.data.augment.flip()],
+        augment=[] if of_table else [mk.data.augment.flip()],
     )
-    with layout, strategy.scope():
-        model, optimizer = net(), keras.optimizers.Adam(1e-3)
+    with strategy.scope():
+        model, optimizer = table_net() if of_table else net(), keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = mk.train.Step(
-        model, optimizer, loss=loss, metrics=["accuracy"], shard_optimizer=options.how == "shard_optimizer"
-    )
+    how = {"shard_optimizer": options.how == "shard_optimizer", "sparse_embeddings": of_table or "auto"}
+    step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], **how)
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
     callbacks: list[Any] = (
         [Log(options.log, Path(options.pace))] if options.log and mk.strategy.is_chief(strategy) else []

@@ -28,9 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "../examples/benchmarks")]
 
-import faults
 import soak_table
 import strikes
 import watching
@@ -73,7 +72,6 @@ class Soak:
     options: Sequence[str] = ()  # of the training
     done: list[Struck] = field(default_factory=list)
     patience: float = 20.0  # seconds for what was ended to be gone
-    told: Callable[[Struck], str] = soak_table.told
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.seed} {self.part}")
@@ -92,12 +90,12 @@ class Soak:
         if self.part != "ps":
             self._start(self.folder / "said_undisturbed", "--out", self.reference, wait=True)
         fills_up = any(strike.deed == strikes.FULL for strike in self.plan)
-        disk = faults.small_file_system if fills_up else _folder
+        disk = strikes.small_file_system if fills_up else _folder
         with disk(self.checkpoints, "64m"):
             try:
                 for number, strike in enumerate(self.plan):
                     self.done.append(self._struck(strike, len(self.plan) - number))
-                    print(f"{number + 1:>3} of {len(self.plan)}: {self.told(self.done[-1])}", flush=True)
+                    print(f"{number + 1:>3} of {len(self.plan)}: {soak_table.told(self.done[-1])}", flush=True)
                 return self._end()
             finally:
                 for pid in processes(self.folder):

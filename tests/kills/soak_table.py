@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "faults", "../examples/benchmarks")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "../examples/benchmarks")]
 
-import fault_table
 import strikes
 from harness import machine
+from pages import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ROOT / "docs" / "figures" / "soak.jsonl"
@@ -115,7 +115,7 @@ def as_markdown(struck: Sequence[Struck], ends: Sequence[End]) -> str:
 
 def put_into(page: Path, text: str) -> None:
     """Write the tables between their marks."""
-    fault_table.put_between(page, text, BEGIN, FINISH)
+    put_between(page, text, BEGIN, FINISH)
 
 
 def _place(kind: tuple[str, strikes.Strike]) -> tuple[int, int]:

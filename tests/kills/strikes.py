@@ -7,8 +7,9 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,11 @@ MIX: dict[str, dict[Strike, int]] = {
     | _others("the launcher", term=3, go=2)
     | {Strike("its disk", FULL, STEP): 1},
 }
+
+
+def in_turn(on: str, count: int) -> list[Strike]:
+    """So many kills alone, at the three kinds of moments in turn."""
+    return [Strike(on, KILL, (STEP, SAVE, START)[number % 3]) for number in range(count)]
 
 
 def planned(part: str, seed: int, *, quick: bool = False) -> list[Strike]:
@@ -149,3 +155,14 @@ def fill(folder: Path) -> Path:
         while file.write(bytes(1 << 14)):
             pass
     return other
+
+
+@contextlib.contextmanager
+def small_file_system(folder: Path, size: str) -> Iterator[None]:
+    """A file system in memory; needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -1,4 +1,4 @@
-"""The judge of changing_soak.py, and its table; the series itself is a command."""
+"""The judge of trainings whose number of workers changes, and the table of changing_soak.py, which is a command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import changing_soak
 import numpy as np
 import pytest
+from changing_training import BATCH, problems
 
 PAGES = Path(__file__).parents[2] / "docs"
 
 
-def _result(weight: float, *, seen: float = changing_soak.EPOCHS) -> dict[str, np.ndarray]:
-    return {"weights": np.full(2, weight), "count.seen": np.full(3, seen / changing_soak.BATCH)}
+def _result(weight: float, *, seen: float = 8) -> dict[str, np.ndarray]:
+    return {"weights": np.full(2, weight), "count.seen": np.full(3, seen / BATCH)}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def _result(weight: float, *, seen: float = changing_soak.EPOCHS) -> dict[str, n
 )
 def test_what_is_wrong_with_an_end(weight: float, seen: float, wrong: str) -> None:
     fixed = [_result(1.0), _result(1.0 + 1e-6), _result(1.0 - 5e-7)]
-    found = "; ".join(changing_soak.problems(_result(weight, seen=seen), fixed))
+    found = "; ".join(problems(_result(weight, seen=seen), fixed, 8))
     assert wrong in found
     assert bool(found) == bool(wrong)
 

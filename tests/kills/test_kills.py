@@ -1,25 +1,34 @@
-"""A few kills of a real training, saving included; `kill_series.py` does as many as one likes."""
+"""A few kills of a real training, saving included; `soak.py` does a hundred."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soak
 import watching
-from kill_series import MOMENTS, kills, series
-from strikes import STEP, TERM, Strike
+from soak_table import Struck
+from strikes import SAVE, START, STEP, TERM, Strike, in_turn
+
+
+def struck(part: str, plan: Sequence[Strike], epochs: int, folder: Path, *options: str) -> list[Struck]:
+    """Strike a training as a part of the soak does; return what happened, of which nothing may be wrong."""
+    one = soak.Soak(part, plan, epochs, folder, 0, options=options)
+    wrong = one.run()
+    assert not [problem for life in one.done for problem in (*life.left, *life.problems)] + wrong
+    return one.done
 
 
 @pytest.mark.slow
 @pytest.mark.alone  # a save takes milliseconds, within which the kill has to come
 @pytest.mark.timeout(1200)
-def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> None:
-    """Of four replicas, each of which has a quarter of the optimizer's slots; the workers below have all of them."""
-    plan = kills("process", 3)
-    lives, problems = series("process", plan, 6, tmp_path, options=["--with", "shard_optimizer"])
-    assert not problems
-    assert [life.moment for life in lives] == list(MOMENTS)
+@pytest.mark.parametrize("how", ["shard_optimizer", "table"])
+def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path, how: str) -> None:
+    """Of replicas that have a part of the optimizer's slots each, or a large table; the workers below have neither."""
+    lives = struck("process", in_turn("the process", 3), 6, tmp_path, "--with", how)
+    assert [life.moment for life in lives] == [STEP, SAVE, START]
     assert lives[1].unfinished  # it was killed within a save
 
 
@@ -27,9 +36,8 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.timeout(1200)
 def test_whatever_happens_to_one_of_two_workers_changes_no_bit(tmp_path: Path) -> None:
     """The launcher ends the other one and starts both again."""
-    plan = [*kills("workers", 1), Strike("a worker", TERM, STEP)]  # one that stops answering: tests/faults
-    lives, problems = series("workers", plan, 4, tmp_path)
-    assert not problems
+    plan = [*in_turn("a worker", 1), Strike("a worker", TERM, STEP)]
+    lives = struck("workers", plan, 4, tmp_path)
     assert [life.starts for life in lives] == [1] * len(plan)
     said = (tmp_path / "said").read_text()
     assert all(f"worker {worker} | SIGTERM: saved in" in said for worker in (0, 1))

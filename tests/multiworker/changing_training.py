@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,27 @@ class Pace(keras.callbacks.Callback):
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def result(folder: Path) -> dict[str, np.ndarray]:
+    """What a training has saved at its end."""
+    with np.load(folder / "end.npz") as file:
+        return dict(file)
+
+
+def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """The largest difference of two results."""
+    return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
+
+
+def problems(found: dict[str, np.ndarray], fixed: list[dict[str, np.ndarray]], epochs: int) -> Iterator[str]:
+    """What is wrong with a result, beside those of fixed numbers of workers, the first of which is one."""
+    counts = found["count.seen"] * BATCH
+    if not np.allclose(counts, epochs, atol=1e-3):
+        yield f"examples were counted {counts.min():.2f} to {counts.max():.2f} times in {epochs} epochs"
+    control = max(apart(one, fixed[0]) for one in fixed[1:])
+    if not apart(found, fixed[0]) <= 3 * control:
+        yield f"{apart(found, fixed[0]):.2e} from one worker, where fixed numbers of workers differ by {control:.2e}"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 import mirrorkit as mk
 
-SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 
 
 class Event(keras.callbacks.Callback):
@@ -41,8 +41,6 @@ class Event(keras.callbacks.Callback):
         if self._loop.position.steps < self._step or self._done.exists():
             return
         self._done.write_text(str(time.time()))
-        if self._event == "raise":
-            raise ValueError("an error of this worker alone")
         if self._event == "slow":  # so that somebody else has the time to interrupt it
             self._slow = True
             return
@@ -52,10 +50,9 @@ class Event(keras.callbacks.Callback):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--event", choices=["kill", "term", "stop", "raise", "slow"])
+    parser.add_argument("--event", choices=["kill", "term", "slow"])
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--step", type=int, default=0)
-    parser.add_argument("--no-checkpoints", action="store_true")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -72,11 +69,9 @@ def main() -> None:
         optimizer = keras.optimizers.Adam(0.01)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=3)
-    callbacks: list[Any] = []
+    callbacks: list[Any] = [mk.train.Checkpoints(options.folder / "checkpoints", every=7)]
     if options.event and me == options.worker:
         callbacks.append(Event(options.event, options.step, options.folder))
-    if not options.no_checkpoints:
-        callbacks.append(mk.train.Checkpoints(options.folder / "checkpoints", every=7))
     print(f"begins at {time.time()}", flush=True)
     report = loop.fit(train, epochs=8, verbose=0, callbacks=callbacks)
     values = [v.numpy() for v in loop.step.variables]

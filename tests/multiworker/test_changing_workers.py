@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changing_training import BATCH
+from changing_training import apart, problems, result
 from jobs import Process, launched
 from ray_nodes import RayNodes
 
@@ -38,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
                 nodes.set(int((folder / "room").read_text() or room))
                 time.sleep(0.1)
             assert job.end(300) == 0, job.text[-8000:]
-        with np.load(folder / "end.npz") as file:
-            return dict(file), job
+        return result(folder), job
 
     return run
 
@@ -57,22 +56,10 @@ def nodes() -> Iterator[RayNodes]:
     nodes.close()
 
 
-def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    assert one.keys() == other.keys()
-    return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
-
-
 def changes(job: Process) -> list[tuple[int, int, int]]:
     """With how many workers the job went on, from which step, and how many steps it made again."""
     found = re.findall(r"launch \| (\d) workers? from step (\d+) on, .*; (\d+) steps repeated", job.text)
     return [(int(workers), int(step), int(repeated)) for workers, step, repeated in found]
-
-
-def require_each_example_once(found: dict[str, np.ndarray], undisturbed: list[dict[str, np.ndarray]]) -> None:
-    """In each of two epochs; and weights and history are those of a fixed number of workers, but for rounding."""
-    np.testing.assert_allclose(found["count.seen"] * BATCH, 2, atol=1e-3)
-    control = max(apart(one, undisturbed[0]) for one in undisturbed[1:])
-    assert 0 < apart(found, undisturbed[0]) <= 3 * control
 
 
 def test_a_worker_lost_two_added_one_taken_away(run: Run, undisturbed: list[dict[str, np.ndarray]]) -> None:
@@ -81,7 +68,8 @@ def test_a_worker_lost_two_added_one_taken_away(run: Run, undisturbed: list[dict
     lost, *orderly = changes(job)
     assert lost[:2] == (1, 90)  # the newest checkpoint before the loss
     assert [(workers, repeated) for workers, _, repeated in orderly] == [(3, 0), (2, 0)]  # these saved first
-    require_each_example_once(found, undisturbed)
+    assert not list(problems(found, undisturbed, 2))
+    assert apart(found, undisturbed[0]) > 0
 
 
 def test_nodes_of_ray_lost_and_added(run: Run, undisturbed: list[dict[str, np.ndarray]], nodes: RayNodes) -> None:
@@ -90,7 +78,8 @@ def test_nodes_of_ray_lost_and_added(run: Run, undisturbed: list[dict[str, np.nd
     assert [workers for workers, *_ in changes(job)] == [1, 3], job.text
     assert changes(job)[0][1] == 90
     assert changes(job)[1][2] == 0  # added nodes: the job saved first
-    require_each_example_once(found, undisturbed)
+    assert not list(problems(found, undisturbed, 2))
+    assert apart(found, undisturbed[0]) > 0
 
 
 def test_a_worker_that_is_replaced_changes_no_bit(run: Run, undisturbed: list[dict[str, np.ndarray]]) -> None:

@@ -14,7 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+from pages import put_between  # noqa: E402
+
 PAGE = ROOT / "docs/security.md"
 BEGIN, END = "<!-- table: written by tests/package/licenses.py -->", "<!-- end of the table -->"
 
@@ -74,8 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     table = "\n".join([f"{head}| for | packages | permissive | others |\n|---|---|---|---|", *rows])
     print(table)
     if "--write" in arguments:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}")
+        put_between(PAGE, table, BEGIN, END)
 
 
 if __name__ == "__main__":

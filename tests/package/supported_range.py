@@ -29,7 +29,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # any Python starts this, also one without mirrorkit
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # any Python starts this, also one without mirrorkit
+
+from pages import put_between  # noqa: E402
 
 from mirrorkit import __version__, processor  # noqa: E402
 from mirrorkit.supported import KERAS, PYTHON, TENSORFLOW, Version, written  # noqa: E402
@@ -210,10 +212,7 @@ def write(about: Mapping[str, object], results: Sequence[Result]) -> None:
     FIGURES.parent.mkdir(exist_ok=True)
     rows = [asdict(result) for result in sorted([*kept, *results], key=place)]
     FIGURES.write_text(json.dumps({**about, "results": rows}, indent=1) + "\n")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
-    assert found, f"{PAGE} lacks the lines {BEGIN!r} and {END!r}"
-    PAGE.write_text(f"{before}{BEGIN}\n\n{as_markdown(*read_figures())}\n\n{END}{after}")
+    put_between(PAGE, as_markdown(*read_figures()), BEGIN, END)
 
 
 def main() -> int:

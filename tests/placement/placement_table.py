@@ -19,7 +19,10 @@ from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where pages.py is
+
 from gpu_placement import CallPlacement, Tally, gpu_strategy, memory_of, of_loop, walk
+from pages import put_between
 from placement_subjects import FEATURES
 
 import mirrorkit as mk
@@ -128,9 +131,7 @@ def main() -> int:
     table = as_markdown(found)
     print(table)
     if options.write:
-        page = PAGE.read_text()
-        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+        put_between(PAGE, table, BEGIN, END)
     problems = [f"{row.name}: {problem}" for row in found for problem in row.call.problems]
     print("\n".join(problems), file=sys.stderr)
     return int(bool(problems))
