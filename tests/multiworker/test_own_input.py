@@ -1,12 +1,12 @@
-"""Each worker reads its own rows: any number of workers trains on the same batches, and makes each picture once."""
+"""Each worker reads its own rows: a fit goes on within an epoch on any number of workers.
+
+Recipes train the same on workers as rows of the equivalence table do; tests/data has which rows a worker reads.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import shutil
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES, BATCH = 100, 24  # the last batch has 4: none for the last of three workers
 UNEVEN = 27  # of which two workers have 14 and 13, and of the last 19 three have 7, 7 and 5
-RECIPES = ["batches", "resident", "records", "gzip", "in order", "images", "table", "items"]
 GOING_ON = ["records", "images", "table", "items"]  # those of which fits are broken off
-PARTS = ["train", "decoded", "refused"]
+PARTS = ["train", "refused"]
 Found = list[dict[str, Any]]  # of each worker
 SHAPE = (8, 8, 1)
 
@@ -45,36 +44,14 @@ def noisy(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) + tf.random.stateless_uniform(tf.shape(images), seed)
 
 
-class Decoder:
-    """Decodes the examples of a set from elsewhere, and notes the number of each."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def __call__(self, serialized: tf.Tensor) -> Any:
-        spec = {name: tf.io.FixedLenFeature([], tf.string) for name in ("x", "y")}
-        parsed = tf.io.parse_single_example(serialized, spec)
-        image = tf.reshape(tf.io.decode_raw(parsed["x"], tf.uint8), SHAPE)
-        (number,) = tf.py_function(self._note, [image[0, 0, 0]], [tf.uint8])
-        image = tf.tensor_scatter_nd_update(image, [[0, 0, 0]], [tf.ensure_shape(number, [])])
-        return image, tf.reshape(tf.io.decode_raw(parsed["y"], tf.int64), [])
-
-    def _note(self, number: tf.Tensor) -> list[tf.Tensor]:
-        self.seen.append(int(number))
-        return [number]
-
-
 def recipes(folder: Path) -> dict[str, mk.data.Recipe]:
-    """Every kind of recipe, in memory and from files, with augmentation; the files are written by the test."""
+    """On the devices and from files, with augmentation; the files are written by the test."""
     augment = [mk.data.augment.pad_and_crop(1), noisy]
     shuffled = {"shuffle": True, "seed": 1, "augment": augment}
     pixels = {"x": "x", "y": "y", "map": lambda x, y: (tf.reshape(x, [-1, *SHAPE]), y)}
     return {
-        "batches": mk.data.batches(split(), global_batch_size=BATCH, **shuffled),
         "resident": mk.data.resident(split(), global_batch_size=UNEVEN, **shuffled),
         "records": mk.data.records(folder / "plain", global_batch_size=BATCH, **shuffled),
-        "gzip": mk.data.records(folder / "gzip", global_batch_size=UNEVEN, **shuffled),
-        "in order": mk.data.records(folder / "plain", global_batch_size=UNEVEN, augment=augment),
         "images": mk.data.image_folder(
             folder / "images", image_size=SHAPE[:2], color_mode="grayscale", global_batch_size=BATCH, **shuffled
         ),
@@ -125,28 +102,10 @@ class Run:
         return {"weights": [weight.tolist() for weight in self.model.get_weights()], "history": report.history}
 
     def train(self) -> dict[str, Any]:
-        """Return for each recipe what a fit comes to and this worker's rows of every batch, as digests."""
-        found: dict[str, Any] = {}
-        for name, recipe in recipes(self.files).items():
-            seen = self.fit(recipe)
-            if name == "in order":
-                seen["predict"] = self.loop.predict(recipe).tolist()
-                seen["evaluate"] = self.loop.evaluate(recipe)
-            rows = mk.data.distribute(recipe, self.strategy)
-            pictures = [self.strategy.experimental_local_results(batch[0])[0].numpy() for batch in rows]
-            seen["pictures"] = [[hashlib.sha256(picture).hexdigest() for picture in batch] for batch in pictures]
-            found[name] = seen
-        return {**found, "from_function": self.fit(from_function())}
-
-    def decoded(self) -> list[int]:
-        """Return which examples this worker decodes in an epoch of a fit."""
-        decoder = Decoder()
-        files = str(self.files / "plain" / "*.tfrecord")
-        shuffled = mk.data.records(files, global_batch_size=BATCH, shuffle=True, decode=decoder)
-        self.fit(shuffled, epochs=1, steps_per_epoch=1)
-        decoder.seen.clear()
-        self.fit(shuffled, epochs=1)
-        return decoder.seen
+        """Return what a fit of each recipe comes to."""
+        return {
+            name: self.fit(data) for name, data in {**recipes(self.files), "from_function": from_function()}.items()
+        }
 
     def refused(self) -> str:
         """Return what is said of workers that make the same data."""
@@ -209,7 +168,6 @@ def files(tmp_path_factory) -> Path:
     """The sets as files."""
     folder = tmp_path_factory.mktemp("files")
     mk.data.write_records(split(), folder / "plain", num_files=3)
-    mk.data.write_records(split(), folder / "gzip", num_files=5, gzip=True)
     whole = split()
     for number, (image, label) in enumerate(zip(whole.images, whole.labels, strict=True)):
         file = folder / "images" / str(label) / f"{number:03}.png"
@@ -269,27 +227,13 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_the_same_pictures_whoever_makes_them(found, alone):
-    for name in RECIPES:
-        parts = [worker["train"][name]["pictures"] for worker in found]
-        joined = [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
-        assert joined == alone["train"][name]["pictures"], name
-
-
-def test_the_same_weights_and_history(found, alone):
-    for name in [*RECIPES, "from_function"]:
-        first, expected = found[0]["train"][name], alone["train"][name]
-        for worker in found:
-            assert worker["train"][name] | {"pictures": 0} == first | {"pictures": 0}, name
+def test_every_worker_has_the_weights_and_the_history_of_one_device(found, alone):
+    for name, expected in alone["train"].items():
+        first = found[0]["train"][name]
+        assert all(worker["train"][name] == first for worker in found), name
         assert_close(first["weights"], expected["weights"])
         for key, values in expected["history"].items():
             np.testing.assert_allclose(first["history"][key], values, atol=1e-5, err_msg=f"{name}: {key}")
-
-
-def test_predictions_and_evaluation_in_the_written_order(found, alone):
-    first, expected = found[0]["train"]["in order"], alone["train"]["in order"]
-    np.testing.assert_allclose(first["predict"], expected["predict"], atol=1e-4)
-    assert first["evaluate"] == pytest.approx(expected["evaluate"], abs=1e-5)
 
 
 def test_workers_that_make_the_same_data_are_refused(found):
@@ -297,19 +241,11 @@ def test_workers_that_make_the_same_data_are_refused(found):
         assert "begin with the same batch, so examples would be trained on twice" in worker["refused"]
 
 
-def test_each_example_is_decoded_by_one_worker(found):
-    # in a second fit: before the first one each worker decodes a sample, which the checks of the first batch need
-    decoded = Counter(itertools.chain(*(worker["decoded"] for worker in found)))
-    last = EXAMPLES % BATCH
-    everywhere = {} if min(mk.batching.per_replica_sizes(last, len(found))) else {len(found): last}
-    assert Counter(decoded.values()) == {1: EXAMPLES - sum(everywhere.values()), **everywhere}
-
-
 def test_a_fit_goes_on_within_an_epoch_on_any_number_of_workers(alone, two, again, three):
     for name in GOING_ON:
         for resumed in (alone, again[0], three[0]):
             assert_close(resumed["go_on"][name]["weights"], alone["train"][name]["weights"])
-        assert again[0]["go_on"][name] | {"pictures": 0} == two[0]["train"][name] | {"pictures": 0}
+        assert again[0]["go_on"][name] == two[0]["train"][name]
 
 
 def test_a_fit_of_data_of_their_own_goes_on_within_an_epoch_only_on_as_many_workers(alone, two, again, three):

@@ -11,6 +11,7 @@ import pytest
 import replicated_training
 from jobs import finished
 
+pytestmark = pytest.mark.slow  # of what every change runs, .ci/run has two workers of one script
 HERE = Path(__file__).parent
 
 
