@@ -23,9 +23,8 @@ pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspe
 from remote_sets import BATCH, CONTEXTS, KINDS, digest, write_sets
 
 ROOT = "memory://bucket/sets"
-FAST = "records", "table"  # the slow tests read all kinds
-MANY = [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("foreign, told", "images"))]
-ALL = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "records")) for kind in KINDS]
+MANY = [one for one in ALL if one.values[0] in ("records", "table", "foreign, told", "images")]
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,6 @@ def run(augmentation, images=IMAGES, seed=SEED):
     return out.numpy()
 
 
-# each way in which pixels move: as they are, as floats of 2 or 4 bytes, or their bits
-DTYPES = ("uint8", "int64", "bfloat16")
-
-
 def _flipped(images):  # about half of them
     mirrored = tf.random.stateless_uniform([len(images), 1], SEED).numpy() < 0.5
     return np.where(mirrored[:, :, None, None], images[:, :, ::-1], images)
@@ -43,8 +39,9 @@ def _covered(images):
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [
-        *((23, dtype) for dtype in DTYPES),
-        *(pytest.param(23, dtype, marks=pytest.mark.slow) for dtype in ("bool", "int16", "float16", "float64")),
+        (23, "uint8"),
+        # the other ways in which pixels move: as floats of 2 or 4 bytes, or their bits
+        *(pytest.param(23, dtype, marks=pytest.mark.slow) for dtype in ("int64", "bfloat16", "bool", "float16")),
         (0, "uint8"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import data
-from mirrorkit.data.disk import DISK_ERRORS, file_errors, path_of, paths_of, reason
+from mirrorkit.data.disk import file_errors, path_of, paths_of, reason
 from mirrorkit.errors import DataError, FileError, RecipeError
 
 
@@ -49,11 +49,6 @@ def test_other_errors_pass(error):
 )
 def test_the_reason_is_the_first_line_without_nodes(message):
     assert reason(tf.errors.DataLossError(None, None, message)) == "truncated record at 7"
-
-
-def test_a_folder_in_the_place_of_a_file_is_a_disk_error(tmp_path):
-    with pytest.raises(DISK_ERRORS):
-        next(iter(tf.data.TFRecordDataset(str(tmp_path))))
 
 
 class _Bytes:

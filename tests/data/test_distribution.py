@@ -43,31 +43,6 @@ def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
     assert policy == tf.data.experimental.AutoShardPolicy[autoshard.upper()]
 
 
-# TensorFlow looks for files in the pipeline
-@pytest.mark.parametrize(("policy", "shuffle"), [("auto", True), ("file", False), ("file", True), ("off", False)])
-def test_what_a_policy_means_to_two_workers(tmp_path, policy, shuffle):
-    """The rewriting that a strategy of several workers applies, on one machine."""
-    from tensorflow.python.data.experimental.ops import distribute as sharding  # no public name for it
-
-    data.write_records(numbered(24), tmp_path, num_files=4)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
-    dataset = data.records(tmp_path, global_batch_size=8, shuffle=shuffle).dataset().with_options(options)
-    if policy == "file":  # never some of the files without a word
-        with pytest.raises(tf.errors.NotFoundError, match="unshardable"):
-            sharding._AutoShardDataset(dataset, 2, 0)
-        return
-    parts = [
-        sorted(int(i) for x, _ in sharding._AutoShardDataset(dataset, 2, worker) for i in x.numpy())
-        for worker in range(2)
-    ]
-    everything = list(range(24))
-    if policy == "off":
-        assert parts == [everything, everything]
-        return
-    assert sorted(parts[0] + parts[1]) == everything
-
-
 def test_the_default_strategy_too_and_nonsense_is_refused(tmp_path):
     strategy = tf.distribute.get_strategy()
     got = [x.numpy() for x, _ in data.distribute(data.batches(numbered(5), global_batch_size=2), strategy)]

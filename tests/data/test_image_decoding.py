@@ -19,14 +19,11 @@ from mirrorkit.data import undecodable_image
 GIF = base64.b64decode(
     "R0lGODdhAwACAIEAAP8AAAAAAAAAAAAAACwAAAAAAwACAAAIBgABCBwYEAAh+QQBAAABACwAAAAAAwACAIEA/wAAAAAAAAAAAAAIBgABCBwYEAA7"
 )
-# each way with two of the interpolations, each of these in one way
 CASES = [
-    *(("bilinear", how) for how in ("stretched", "pad_to_aspect_ratio", "crop_to_aspect_ratio")),
-    *(("nearest", how) for how in ("pad_to_aspect_ratio", "crop_to_aspect_ratio")),
-    *((name, "stretched") for name in ("bicubic", "area")),
+    *(("bilinear", "stretched"), ("bilinear", "pad_to_aspect_ratio"), ("nearest", "crop_to_aspect_ratio")),
     *(
         pytest.param(name, "stretched", marks=pytest.mark.slow)
-        for name in ("lanczos3", "lanczos5", "gaussian", "mitchellcubic")
+        for name in ("area", "bicubic", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")
     ),
 ]
 
@@ -143,11 +140,10 @@ def test_other_files_are_decoded_whole(folder, tmp_path):
     assert changed == [str(place / name) for name in ("a/1.jpg", "a/5.jpg", "a/zz.png")]
 
 
-@pytest.mark.parametrize("left", [0.01, 0.9])
-def test_a_reduced_jpeg_that_is_cut_short_is_named(tmp_path, left):
+def test_a_reduced_jpeg_that_is_cut_short_is_named(tmp_path):
     (path,) = write_jpegs(tmp_path, [(96, 80)])
     content = path.read_bytes()
-    path.write_bytes(content[: int(left * len(content))])
+    path.write_bytes(content[: int(0.9 * len(content))])
     recipe = data.image_folder(tmp_path, image_size=(12, 10), global_batch_size=1, max_jpeg_ratio=8)
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         list(recipe.dataset())

@@ -1,4 +1,4 @@
-"""image_folder: what batches gives of the decoded images; classes, labels, subsets, corrupt files."""
+"""image_folder: classes, labels, subsets, corrupt files; test_preparation.py compares its batches with `batches`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, joined, write_images
+from recipe_helpers import assert_same, collect, contexts, joined, write_images
 
 from mirrorkit import data
 from mirrorkit.data import undecodable_image
@@ -42,26 +42,6 @@ def damage(folder: Path, *places: int) -> list[str]:
     return [str(path) for path in paths]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shuffle": True, "seed": 3, "augment": [data.augment.flip()], "one_hot": True},
-        {"shuffle": True, "drop_remainder": True, "map": lambda x, y: (255 - x, y)},
-    ],
-    ids=["augmented", "mapped"],
-)
-def test_it_gives_what_batches_gives_of_the_decoded_images(folder, options):
-    files = data.image_folder(folder, **FORM, **options)
-    memory = data.batches(data.arrays(IMAGES, LABELS), global_batch_size=4, **options)
-    assert (files.num_examples, files.steps_per_epoch, files.num_classes) == (31, memory.steps_per_epoch, 3)
-    assert files.element_spec == memory.element_spec
-    np.testing.assert_array_equal(files.order(2), memory.order(2))
-    whole = collect(memory.dataset(2))
-    assert_same(collect(files.dataset(2, 5)), whole[5:])
-    if "augment" in options:
-        assert_same(assert_workers_read_the_same(files, 1, 3, 3, 1), collect(memory.dataset(1, 3)))
-
-
 def test_class_folders_are_the_classes(folder):
     recipe = data.image_folder(folder, **FORM, shuffle=True)
     assert recipe.class_names == ("a", "b", "c")
@@ -84,12 +64,6 @@ def test_labels_of_a_list_of_files(folder):
         assert_same(collect(recipe.dataset(1)), collect(memory.dataset(1)))
     named = data.image_folder(paths, labels=LABELS, class_names=list("wxyz"), **FORM, one_hot=True)
     assert next(iter(named.dataset()))[1].shape == (4, 4)
-
-
-def test_images_without_labels(folder):
-    recipe = data.image_folder(folder, labels=None, **FORM)
-    assert (recipe.labels, recipe.num_classes, recipe.class_names) == (None, None, None)
-    assert_same([joined(collect(recipe.dataset()))], [(IMAGES,)])
 
 
 def test_the_subsets_share_no_file_whatever_the_seed(folder):

@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from source_files import IMAGES, LABELS, cut, idx_bytes, write_idx
+from source_files import IMAGES, LABELS, idx_bytes
 
 from mirrorkit import data
 from mirrorkit.data import mnist
@@ -52,16 +52,6 @@ def test_a_flipped_byte_in_a_gzip_file_is_found(tmp_path):
         mnist.read_idx(tmp_path / "array.gz", 3)
     with pytest.raises(FileNotFoundError):
         mnist.read_idx(tmp_path / "array", 3)
-
-
-@pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize(("packed", "kept"), [(False, 10), (True, 1000)])
-def test_a_cut_idx_file_is_named(tmp_path, packed, kept):
-    write_idx(tmp_path, packed=packed)
-    path = tmp_path / ("t10k-images-idx3-ubyte" + (".gz" if packed else ""))
-    cut(path, to=kept)
-    with pytest.raises(DataError, match=path.name):
-        data.load("mnist", data_dir=tmp_path)
 
 
 def write_npz(folder, **changes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,6 @@ from recipe_helpers import assert_same, assert_workers_read_the_same, collect, c
 from table_files import lists, pa, pq, write_tables
 
 from mirrorkit import data
-from mirrorkit._keras import keras
 from mirrorkit.data import parquet_reading
 from mirrorkit.errors import DataError, RecipeError
 
@@ -77,26 +75,6 @@ def test_workers_together_read_every_row_once_from_any_position(tmp_path, monkey
     assert_same(assert_workers_read_the_same(recipe, 1, 5, workers, 1), whole[5:])
     with pytest.raises(RecipeError, match=r"start in 0 \.\. 14"):
         recipe.dataset(0, 15)
-
-
-def test_what_the_order_depends_on(tmp_path):
-    write_tables(tmp_path, [40, 60, 80])
-
-    def order(epoch=1, seed=4, size=20, buffer=90):
-        options = {"global_batch_size": size, "shuffle_buffer": buffer, "seed": seed}
-        return order_of(data.parquet(tmp_path, x="number", shuffle=True, **options), epoch)
-
-    first = order()
-    keras.utils.set_random_seed(99)
-    assert order() == first != sorted(first)
-    for change in ({"epoch": 2}, {"buffer": 40}):  # and as the streams, in test_record_streams.py
-        assert order(**change) != first, change
-    write_tables(tmp_path / "one group", [50], 50)
-    orders = [
-        order_of(data.parquet(tmp_path / "one group", x="number", shuffle=True, seed=seed, **SIZE), epoch)
-        for seed, epoch in ((0, 1), (0, 2), (1, 1))
-    ]
-    assert len(set(map(tuple, orders))) == 3
 
 
 def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
@@ -167,6 +145,18 @@ def test_a_damaged_file_is_named(tmp_path):
         data.parquet(tmp_path, y="label", **SIZE)
 
 
+def test_a_page_that_is_not_what_was_written_is_refused(tmp_path):
+    file = tmp_path / "file.parquet"
+    table = pa.table({"x": np.arange(1000.0), "y": np.arange(1000) % 3})
+    pq.write_table(table, file, use_dictionary=False, compression="none", write_page_checksum=True)
+    content = bytearray(file.read_bytes())
+    place = content.index(np.arange(400.0, 410.0).tobytes())
+    content[place : place + 8] = np.float64(-1).tobytes()  # a number like any other
+    file.write_bytes(content)
+    with pytest.raises(tf.errors.OpError, match=r"DataError.*file\.parquet"):
+        list(data.parquet(file, y="y", global_batch_size=100).dataset())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -202,16 +192,6 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(RecipeError, match="pip install pyarrow"):
         data.parquet(tmp_path / "empty", **SIZE)
-
-
-def test_few_row_groups_for_many_workers_are_said_once(tmp_path, caplog):
-    write_tables(tmp_path, [40], 20)
-    recipe = data.parquet(tmp_path, x="number", shuffle=True, **SIZE)
-    with caplog.at_level(logging.WARNING, "mirrorkit"):
-        for context in [contexts(2)[0], *contexts(3)[:2]]:
-            recipe.dataset(input_context=context)
-    (record,) = caplog.records
-    assert "can be read in 2 places at a time for 3 workers" in record.message
 
 
 def test_what_workers_compare(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipe_helpers import SPLIT, assert_same, collect, joined, write_images
+from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined, write_images
 
 from mirrorkit import data
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
@@ -20,6 +20,7 @@ def image_files(place, **options):
 
 
 MAKERS = [data.batches, data.resident, data.records, data.source, image_files]
+CLASSES = {data.source: {"num_classes": 10}}  # which cannot be looked up there
 
 
 @pytest.fixture
@@ -64,6 +65,23 @@ def test_every_recipe_looks_at_its_arguments_and_the_position(make, source):
     for position in ((-1, 0), (0, -1), (0, 3)):
         with pytest.raises(RecipeError, match=r"start in 0 \.\. 2"):
             recipe.dataset(*position)
+
+
+def noisy(images, seed):
+    """An augmentation of the user's own, which gets 16 images at a time."""
+    return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_it_gives_what_batches_gives_and_workers_read_it_together(make, source):
+    """Of the last batch, of 2 examples, some of the six replicas would get none."""
+    augment = [data.augment.flip(), noisy, data.augment.pad_and_crop(2)]
+    options = {"global_batch_size": 12, "seed": 3, "augment": augment, "one_hot": True}
+    options["shuffle"] = make is not data.records  # which shuffle in an order of their own: test_record_reading.py
+    recipe, memory = make(source(make), **options, **CLASSES.get(make, {})), data.batches(SMALL, **options)
+    assert (recipe.num_examples, recipe.steps_per_epoch) == (50, 5)
+    assert recipe.element_spec == memory.element_spec
+    assert_same(assert_workers_read_the_same(recipe, 2, 1, 3, 2), collect(memory.dataset(2))[1:])
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -131,7 +149,7 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
         augment=[flip],
         one_hot=True,
         drop_remainder=True,
-        **({"num_classes": 10} if make is data.source else {}),
+        **CLASSES.get(make, {}),
     )
     assert (type(recipe.global_batch_size), recipe.global_batch_size) == (int, 8)
     assert (type(recipe.seed), recipe.seed) == (int, 3)

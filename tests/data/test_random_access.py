@@ -1,18 +1,14 @@
-"""source: the batches of `batches`, each item fetched once by one worker, errors that name an item."""
+"""source: each item fetched once by one worker, errors that name an item; the batches are in test_preparation.py."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from own_items import Faulty, Items, Slow
-from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, contexts, joined
+from own_items import Faulty, Items
+from recipe_helpers import SPLIT, assert_same, collect, contexts, joined
 
 import mirrorkit as mk
 from mirrorkit import data
@@ -21,59 +17,8 @@ from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.train.input.source import source_of
 
 
-def own(images, seed):
-    """An augmentation of the user's own, which gets 16 images at a time."""
-    return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
-
-
-AUGMENT = [data.augment.flip(), own, data.augment.pad_and_crop(2)]
-
-
 def items_of(split, **options) -> Items:
     return Items(split.images, split.labels, **options)
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.data())
-def test_batches_are_those_of_batches_from_any_position_on(draws):
-    count = draws.draw(st.integers(1, 40))
-    options = {
-        "global_batch_size": draws.draw(st.integers(1, count)),
-        "shuffle": draws.draw(st.booleans()),
-        "drop_remainder": draws.draw(st.booleans()),
-        "seed": draws.draw(st.integers(0, 5)),
-    }
-    epoch, threads = draws.draw(st.integers(0, 3)), draws.draw(st.integers(1, 5))
-    split = data.arrays(np.arange(count)[:, None], np.arange(count) % 7)
-    recipe = data.source(items_of(split), threads=threads, **options)
-    same = data.batches(split, **options)
-    assert (recipe.num_examples, recipe.steps_per_epoch) == (count, same.steps_per_epoch)
-    assert recipe.element_spec == same.element_spec
-    start = draws.draw(st.integers(0, recipe.steps_per_epoch))
-    assert recipe.dataset(epoch, start).cardinality() == recipe.steps_per_epoch - start
-    assert_same(collect(recipe.dataset(epoch, start)), collect(same.dataset(epoch, start)))
-    np.testing.assert_array_equal(recipe.order(epoch), same.order(epoch))
-
-
-@pytest.mark.parametrize(("workers", "each", "shuffle", "position"), [(2, 1, False, (0, 2)), (3, 2, True, (2, 2))])
-def test_workers_read_the_rows_of_their_replicas(workers, each, shuffle, position):
-    options = {"global_batch_size": 16, "shuffle": shuffle, "seed": 3, "augment": AUGMENT}
-    recipe = data.source(items_of(SPLIT), **options)
-    read = assert_workers_read_the_same(recipe, *position, workers, each)
-    assert_same(read, collect(data.batches(SPLIT, **options).dataset(*position)))
-
-
-def test_each_worker_fetches_its_own_items_alone():
-    items = Items(np.arange(1230)[:, None], np.arange(1230) % 7)
-    recipe = data.source(items, global_batch_size=120, shuffle=True, map=lambda x, y: (x + 1, y))
-    recipe.dataset()  # looks at the map, once
-    fetched = []
-    for context in contexts(3):
-        items.fetched.clear()
-        collect(recipe.dataset(1, input_context=context))
-        fetched.append(list(items.fetched))
-    assert sorted(itertools.chain(*fetched)) == list(range(1230))
-    assert {len(own) for own in fetched} == {410}
 
 
 def test_an_epoch_goes_on_with_another_number_of_workers_each_item_once():
@@ -232,23 +177,6 @@ def test_workers_with_other_items_notice_it():
     text = [data.source([letter, "b"], global_batch_size=1).identity(0, 0) for letter in "aac"]
     assert text[0] == text[1] != text[2]
     assert source_of(one).has_identity
-
-
-def test_an_iterator_that_is_dropped_ends_its_threads():
-    recipe = data.source(Slow(np.arange(1000), np.arange(1000)), global_batch_size=50, threads=4, prefetch=1)
-    iterator = iter(recipe.dataset())
-    next(iterator)
-
-    def fetching():
-        return [thread for thread in threading.enumerate() if thread.name.startswith("mirrorkit-fetch")]
-
-    assert fetching()
-    del iterator
-    deadline = time.monotonic() + 10
-    while fetching():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert len(recipe.items.fetched) < 500
 
 
 def test_processes_give_the_same_batches():

@@ -15,18 +15,12 @@ SMALL = SPLIT[:50]
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (data.batches, {"shuffle": True, "augment": [data.augment.flip()]}),
-        (data.batches, {"drop_remainder": True}),
         (data.batches, {"cache": True, "map": lambda x, y: (x, y + 1)}),
-        (data.resident, {"shuffle": True}),
-        (data.source, {"shuffle": True}),
         (data.records, {"shuffle": True, "shuffle_buffer": 20, "augment": [data.augment.flip()]}),
     ],
 )
 def test_epochs_are_those_of_dataset_one_after_another(make, options, tmp_path):
-    source = SMALL.as_element() if make is data.source else SMALL
-    if make is data.records:
-        source = data.write_records(SMALL, tmp_path / "set", num_files=3)
+    source = data.write_records(SMALL, tmp_path / "set", num_files=3) if make is data.records else SMALL
     recipe = make(source, global_batch_size=8, seed=3, **options)
     expected = [batch for epoch in (2, 3) for batch in collect(recipe.dataset(epoch))]
     assert_same(collect(recipe.epochs(2, first=2)), expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,16 +83,6 @@ def test_workers_together_read_what_one_process_reads(
     assert (read == np.arange(sum(counts))).all() if len(read) == sum(counts) else len(set(read)) == len(read)
     start = draws.draw(st.integers(0, recipe.steps_per_epoch))
     assert_same(assert_workers_read_the_same(recipe, epoch, start, workers, each), whole[start:])
-
-
-def test_so_they_do_with_written_sets_and_augmentation(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (61, 4, 4, 3), dtype=np.uint8)
-    data.write_records(data.arrays(images, np.arange(61) % 5), tmp_path, num_files=3)
-    augment = [data.augment.pad_and_crop(1)]
-    recipe = data.records(
-        tmp_path, global_batch_size=12, shuffle=True, shuffle_buffer=20, augment=augment, one_hot=True
-    )
-    assert_workers_read_the_same(recipe, 1, 2, 3, 1)
 
 
 @pytest.mark.parametrize(("shuffle", "gzip"), [(False, False), (True, True)])
@@ -225,26 +214,3 @@ def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path):
         return recipe.dataset(0, start, input_context=context).element_spec[1].shape.as_list()
 
     assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
-
-
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux, which counts what a process reads")
-def test_what_each_worker_reads(tmp_path):
-    rng, counts = np.random.default_rng(0), [50, 100, 200, 400, 800, 950]
-    for file, count in enumerate(counts):
-        with tf.io.TFRecordWriter(str(tmp_path / f"{file:03}.tfrecord")) as writer:
-            for _ in range(count):
-                writer.write(rng.bytes(4000))
-    size = sum(file.stat().st_size for file in tmp_path.iterdir())
-    recipe = data.records(
-        tmp_path, decode=tf.strings.length, num_examples=counts, global_batch_size=64, shuffle=True, shuffle_buffer=512
-    )
-
-    def read() -> int:
-        return int(Path("/proc/self/io").read_text().split()[1])
-
-    for context in contexts(2):
-        dataset = recipe.dataset(3, input_context=context)
-        before = read()
-        for _ in dataset:
-            pass
-        assert (read() - before) / size <= 0.55

@@ -1,13 +1,12 @@
-"""Which rows each worker reads, and that recipes give the workers together what they give one process, bit for bit."""
+"""Which rows each worker reads; test_preparation.py has every kind of recipe on several workers."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from recipe_helpers import assert_workers_read_the_same, contexts
+from recipe_helpers import contexts
 
 from mirrorkit import batching, data
 from mirrorkit.data import own_rows
@@ -26,16 +25,6 @@ def test_a_worker_has_the_rows_of_its_replicas(size, workers, each):
 def noisy(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """An augmentation of a user's: other numbers for each image, which depend on how many it is given."""
     return tf.cast(images, tf.float32) + tf.random.stateless_uniform(tf.shape(images), seed)
-
-
-# of 53 examples the last batch has 5, which is less than the replicas
-@pytest.mark.parametrize(("augment", "shuffle", "workers", "each"), [("built in", False, 3, 1), ("own", True, 3, 2)])
-def test_workers_together_read_what_one_process_reads(augment, shuffle, workers, each):
-    rng = np.random.default_rng(0)
-    split = data.arrays(rng.integers(0, 256, (53, 6, 6, 3), dtype=np.uint8), np.arange(53))
-    augmentations = [data.augment.flip(), noisy if augment == "own" else data.augment.cutout(3)]
-    recipe = data.batches(split, global_batch_size=24, shuffle=shuffle, seed=3, augment=augmentations)
-    assert_workers_read_the_same(recipe, 2, 1, workers, each)
 
 
 def test_blocks_of_a_users_augmentation_have_the_same_seeds_on_every_worker():
