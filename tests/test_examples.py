@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
-import multiprocessing
 import os
 import re
 import runpy
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,13 +41,6 @@ def run(name: str, *arguments: str, folder: str | Path, timeout: float = 280, **
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stderr + done.stdout
-
-
-@functools.cache
-def mnist(name: str) -> str:
-    """What an MNIST example prints after 188 steps on the synthetic set, which is all that it finds."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run(name, "--devices", "cpu:4", "--epochs", "1", "--batch-size", "64", folder=folder, **BARE)
 
 
 def accuracies(output: str) -> list[float]:
@@ -104,27 +92,34 @@ def test_an_example_is_short_and_explains_itself(path, monkeypatch, capsys):
         assert option in text or option in without.get(path.name, [])
 
 
-@pytest.mark.parametrize("name", ["mnist_loop.py", "mnist_custom_loop.py", "mnist_keras_fit.py"])
-@pytest.mark.slow  # test_docs.py runs README's script, the same in short
-def test_mnist_examples_fall_back_to_synthetic_data_and_learn(name):
-    output = mnist(name)
-    check_readme(Path(name).stem, output)
-    assert (
-        "load('auto') found no mnist here (data_dir: not set; $MIRRORKIT_DATA: not set; Keras cache: no folder"
-        in output
-    )
-    assert "MirroredStrategy, 4 replicas on CPU:0 CPU:1 CPU:2 CPU:3; 12,000 images of synthetic" in output
-    assert accuracies(output)[-1] > 0.8  # a run gave 0.844, after one epoch
-    assert min(speeds(output)) > 0
+MNIST = "--devices cpu:4 --epochs 1 --batch-size 64"
+TASTES = "--devices cpu:2 --epochs 3 --users 20000 --items 20000 --visits 300000"
+ACCURACY = r"test accuracy (\d\.\d+)"
+# The arguments, what says how well it has learnt, and what it must come to at least: by chance an accuracy is 0.1, and
+# of visits alone nothing could be told, an AUC of 0.5.
+LEARN = {
+    "mnist_loop": (MNIST, ACCURACY, 0.8),
+    "mnist_custom_loop": (MNIST, ACCURACY, 0.8),
+    "mnist_keras_fit": (MNIST, ACCURACY, 0.8),
+    "contrastive": ("--data synthetic --devices cpu:2 --epochs 2 --limit 4000", ACCURACY, 0.2),
+    "cifar10_mirrored": ("--data synthetic --devices cpu:2 --batch-size 256 --epochs 1 --plot a.png", ACCURACY, 0.3),
+    "compare_strategies": ("--data synthetic --devices cpu:2 --epochs 1 --plot a.png", r"(\d\.\d+)$", 0.5),
+    "recommender --optimizer adagrad": (TASTES, r"AUC on other visits (\d\.\d+)", 0.7),
+    "recommender --optimizer adam --lazy": (TASTES, r"AUC on other visits (\d\.\d+)", 0.7),
+}
 
 
-@pytest.mark.slow  # tests/train/step/test_tables.py compares weights
-@pytest.mark.parametrize("optimizer", [["adagrad"], ["adam", "--lazy"]], ids=" ".join)
-def test_the_recommender_learns_tastes_on_two_replicas(tmp_path, optimizer):
-    """Of visits alone nothing could be told: 0.5; who knows all tastes comes to 0.8."""
-    arguments = ["--devices", "cpu:2", "--epochs", "3", "--users", "20000", "--items", "20000", "--visits", "300000"]
-    printed = run("recommender.py", *arguments, "--optimizer", *optimizer, folder=tmp_path)
-    assert float(re.findall(r"AUC on other visits (\d\.\d+)", printed)[-1]) > 0.7
+@pytest.mark.slow  # test_docs.py runs README's script; the features have tests that compare weights
+@pytest.mark.parametrize("command", LEARN)
+def test_an_example_learns_and_prints_what_readme_says(command, tmp_path):
+    name, *options = command.split()
+    arguments, says, least = LEARN[command]
+    output = run(f"{name}.py", *arguments.split(), *options, folder=tmp_path, **BARE)
+    check_readme(name, output)
+    reached = [float(value) for value in re.findall(says, output, re.MULTILINE)]
+    assert reached[-1] > least
+    if "--plot" in arguments:
+        assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow  # tests/parallel compares weights, bytes and executed operations
@@ -140,60 +135,6 @@ def test_model_parallel_example(tmp_path):
     assert weights[:2] == weights[-2:]
     losses = [float(value) for value in re.findall(r" - loss: (\d\.\d+)", output)]
     assert losses[-1] < 0.96 * losses[0]
-
-
-@pytest.mark.slow
-def test_contrastive_example(tmp_path):
-    arguments = ["--data", "synthetic", "--devices", "cpu:2", "--epochs", "2", "--limit", "4000"]
-    output = run("contrastive.py", *arguments, folder=tmp_path)
-    check_readme("contrastive", output)
-    assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 4,000 images of synthetic" in output
-    assert accuracies(output)[0] > 0.2  # a tenth by chance; it sees no label
-
-
-@pytest.mark.slow
-def test_cifar10_example(tmp_path):
-    arguments = ["--data", "synthetic", "--devices", "cpu:2", "--batch-size", "256", "--epochs", "1"]
-    output = run("cifar10_mirrored.py", *arguments, "--plot", "epochs.png", folder=tmp_path)
-    check_readme("cifar10_mirrored", output)
-    assert "MirroredStrategy, 2 replicas on CPU:0 CPU:1; 12,000 images of synthetic" in output
-    assert len(accuracies(output)) == 1
-    assert accuracies(output)[0] > 0.3
-    assert (tmp_path / "epochs.png").read_bytes().startswith(b"\x89PNG")
-
-
-def compared(output: str) -> dict[tuple[str, int], tuple[float, float, float]]:
-    """Speed, speed-up and accuracy by strategy and number of replicas, from the printed table."""
-    rows = re.findall(r"^(\w+) +cpu +(\d+) +([\d,]+) +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
-    return {(kind, int(n)): (float(s.replace(",", "")), float(up), float(a)) for kind, n, s, up, a in rows}
-
-
-def test_all_strategies_are_compared(tmp_path, monkeypatch, capsys):
-    """The processes and their trainings are made up; the next test has real ones."""
-
-    def apply(measure, arguments):
-        kind, devices, *_ = arguments
-        return 1200.0 / int(devices[-1]), 0.98 if kind == "one_device" else 0.97
-
-    pool = contextlib.nullcontext(SimpleNamespace(apply=apply))
-    monkeypatch.setattr(multiprocessing, "get_context", lambda how: SimpleNamespace(Pool=lambda *_, **__: pool))
-    plot = tmp_path / "speeds.png"
-    monkeypatch.setattr(sys, "argv", ["", "--data", "synthetic", "--devices", "cpu:4", "--plot", str(plot)])
-    runpy.run_path(str(ROOT / "examples" / "compare_strategies.py"), run_name="__main__")
-    output = capsys.readouterr().out
-    check_readme("compare_strategies", output)
-    begins, *_, ends = [
-        line for line in output.splitlines() if line.startswith(("one_device on", "central_storage on"))
-    ]
-    assert begins == "one_device on cpu:1: compiles, then trains 2 epochs ..."
-    assert ends == "central_storage on cpu:2: 600 examples/s, test accuracy 0.9700"
-    assert compared(output) == {
-        ("one_device", 1): (1200.0, 1.0, 0.98),
-        ("mirrored", 2): (600.0, 0.5, 0.97),
-        ("mirrored", 4): (300.0, 0.25, 0.97),
-        ("central_storage", 2): (600.0, 0.5, 0.97),
-    }
-    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

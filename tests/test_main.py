@@ -16,12 +16,6 @@ from mirrorkit import __version__, devices
 from mirrorkit.devices import verification
 
 
-def test_it_is_a_program():
-    command = [sys.executable, "-m", "mirrorkit", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith(f"mirrorkit {__version__}, ")
-
-
 def test_devices_splits_verifies_and_prints(monkeypatch, capsys):
     """How the CPU is split before TensorFlow starts: tests/devices."""
     split = []
@@ -55,9 +49,7 @@ def test_what_cannot_be_is_one_message_and_exit_code_1(arguments, message, monke
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["launch", "script.py"], ["devices", "--cpu", "x"], ["devices", "--nonsense"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["launch", "script.py"], ["devices", "--cpu", "x"]])
 def test_mistakes_in_the_arguments_are_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
@@ -85,13 +77,12 @@ def test_launch_without_process_groups_says_so(tmp_path, capsys, monkeypatch):
     assert "launch needs process groups" in capsys.readouterr().err
 
 
-def test_the_versions_are_printed(capsys):
-    with pytest.raises(SystemExit) as caught:
-        command.main(["--version"])
-    assert caught.value.code == 0
+def test_it_is_a_program_that_prints_the_versions():
+    done = subprocess.run([sys.executable, "-m", "mirrorkit", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
     packages = f"TensorFlow {tf.__version__}, Keras {metadata.version('keras')}"
     expected = f"mirrorkit {__version__}, {packages}, Python {platform.python_version()}\n"
-    assert capsys.readouterr().out == expected
+    assert done.stdout == expected
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_the_tests_of_a_module_and_of_its_room() -> None:
     assert stages(ROOT, "mirrorkit/files.py")[0] == ["tests/test_files.py"]
 
 
+@pytest.mark.slow  # pytest, twice
 def test_what_is_red_is_named_and_what_it_leaves_is_ended(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(
         "import subprocess\ndef test_b():\n    subprocess.Popen(['sleep', '600'])\n    assert 1 == 2\n"

@@ -84,6 +84,7 @@ def found() -> list[Any]:
     return run_in_fresh_process(TRAINING + code).json()
 
 
+@pytest.mark.slow  # a process of its own, which trains
 def test_an_improvement_that_is_gone_is_left_off_with_one_warning(found: list[Any]) -> None:
     whole, without, said, _ = found
     assert len(said) == 2
@@ -93,6 +94,7 @@ def test_an_improvement_that_is_gone_is_left_off_with_one_warning(found: list[An
         assert without[name] == pytest.approx(values, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_need_that_is_gone_is_refused_at_step_by_name(found: list[Any]) -> None:
     *_, said = found
     assert re.search(r"have no keras\.src\.losses\.loss\.scale_loss_for_distribution, which mirrorkit", said)

@@ -1,21 +1,27 @@
-"""Reproducible mode, always in a fresh process: it cannot be switched off again."""
+"""Reproducible mode, where it is really enabled in a fresh process: it cannot be switched off again."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError
 
 # Everything that draws or sums: augmentation of uint8 images, BatchNorm, Dropout, Adam, four replicas, an uneven batch.
 TRAIN = """
-    import hashlib, json
+    import hashlib, json, warnings
     import mirrorkit as mk
-    mk.reproducible.enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not too late
+        mk.reproducible.enable()
     strategy = mk.strategy.create("mirrored", devices="cpu:4")
     import numpy as np, keras
     pixels = np.random.default_rng(0).integers(0, 256, (90, 8, 8, 3), "uint8")  # the data is given, not drawn
@@ -83,44 +89,24 @@ def test_random_numbers_drawn_in_parallel_and_rows_added_in_parallel_repeat(run_
     assert max(seeds_only) > 1, "seeds alone were enough: this test guards nothing any more"
 
 
-def test_every_library_is_seeded_and_a_late_call_says_what_it_missed(run_python: Callable[..., Any]) -> None:
-    result = run_python(
-        """
-        import json, random, warnings
-        import numpy as np
-        import keras
-        import tensorflow as tf
-        import mirrorkit as mk
+def test_every_library_is_seeded_and_a_late_call_says_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    deterministic: list[bool] = []
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: deterministic.append(True))
+    monkeypatch.setattr(mk.reproducible, "_enabled", False)
 
-        def enable(seed):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                mk.reproducible.enable(seed)
-            return [str(warning.message) for warning in caught]
+    def draws(seed: int) -> list[float]:
+        with pytest.warns(UserWarning, match=r"variables and \d+ datasets were created.* at the top"):
+            mk.reproducible.enable(seed)
+        dense = keras.layers.Dense(1)
+        dense.build((None, 1))
+        return [random.random(), np.random.rand(), float(tf.random.uniform([])), float(dense.kernel.numpy()[0, 0])]
 
-        def draws():
-            dense = keras.layers.Dense(1)
-            dense.build((None, 1))
-            return [random.random(), np.random.rand(), float(tf.random.uniform([])), float(dense.kernel.numpy()[0, 0])]
-
-        mk.strategy.create("mirrored", devices="cpu:2")  # starts TensorFlow, which does no harm
-        early, one = enable(0), draws()
-        model = mk.models.create("linear")
-        data = mk.data.batches(mk.data.synthetic(train=64, test=8).train, global_batch_size=8).dataset()
-        late, again = enable(0), draws()
-        enable(np.int64(0))
-        of_numpy = draws()
-        enable(1)
-        print(json.dumps([early, late, one, again, of_numpy, draws()]))
-        """
-    )
-    early, late, one, again, of_numpy, other = result.json()
-    assert one == again == of_numpy
+    made = keras.Variable(1.0), tf.data.Dataset.range(1)  # which live until the end of the test
+    one, other = draws(0), draws(1)
+    assert one == draws(0) == draws(np.int64(0))
     assert all(a != b for a, b in zip(one, other, strict=True))
-    assert early == []
-    assert len(late) == 1
-    for part in ("variables and", "datasets were created", "Call mk.reproducible.enable() at the top"):
-        assert part in late[0]
+    assert deterministic == [True] * 4
+    del made
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, None, "0"])

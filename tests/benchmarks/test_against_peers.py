@@ -41,18 +41,3 @@ def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(chec
         assert row["accuracy"] == pytest.approx(rows[0]["accuracy"], abs=0.05), "the same training"
     assert "999" in rows[4]["error"]
     assert "DeviceArgumentError" in printed
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        (["--plot", "figures.doc"], "'figures.doc' cannot be drawn"),
-        (["--json", "nowhere/figures"], "'nowhere/figures' cannot be written"),
-        (["--contenders", "fit,swimmer"], "unknown contenders swimmer"),
-    ],
-)
-def test_mistakes_beside_peers_are_told_before_the_measurement(mistake, message, against_peers, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["against_peers.py", *mistake])
-    with pytest.raises(SystemExit, match="2"):
-        against_peers.main()
-    assert message in capsys.readouterr().err

@@ -15,7 +15,6 @@ from on_gpus.plan import plan
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import MirrorkitError
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,21 +106,6 @@ def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
     pretended([])
     with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
         run()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"minutes": 0}, "minutes=0"),
-        ({"models": ["mnist_cn"]}, "'mnist_cnn'"),
-        ({"parts": ["speed"]}, "speed"),
-    ],
-)
-def test_mistakes_are_told_before_anything_starts(arguments, message, pretended, monkeypatch):
-    pretended(["H200"])
-    monkeypatch.setattr(gpu, "Group", None)
-    with pytest.raises(MirrorkitError, match=message):
-        gpu.gpu(**arguments)
 
 
 def linear_step():

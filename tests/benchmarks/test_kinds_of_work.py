@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from functools import partial
 from pathlib import Path
 
-import keras
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -31,18 +29,6 @@ def run(kinds_of_work, in_this_process, monkeypatch, tmp_path, capsys):
         return json.loads(written.read_text()), capsys.readouterr().out
 
     return run
-
-
-def small(kind, monkeypatch, table):
-    """Let a kind of work train a small net on two batches."""
-
-    def model():
-        shape = kind.dataset().element_spec[0].shape[1:]
-        output = keras.layers.Dense(10, "softmax")
-        return keras.Sequential([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(4), output])
-
-    (name,) = (name for name, found in table.items() if found is kind)
-    monkeypatch.setitem(table, name, dataclasses.replace(kind, model=model, batch=8, batches=2))
 
 
 @pytest.fixture
@@ -89,18 +75,7 @@ def test_rows_and_tables_hold_what_the_processes_measured(run, answers):
         assert "ratio" not in fit
 
 
-@pytest.mark.slow  # two nets, on two replicas
-def test_synchronized_batch_normalization_is_beside_plain_on_several_replicas(run, script, monkeypatch):
-    table = script("kinds.models").BATCH_NORM
-    for kind in [*table.values()]:
-        small(kind, monkeypatch, table)
-    written, printed = run(f"--kinds batch-norm --replicas 1 2 {TINY}")
-    assert {(row["work"], row["replicas"]) for row in written["rows"]} == {("batch-norm", 2)}
-    assert {row["contender"] for row in written["rows"]} == {"synchronized", "plain"}
-    assert "| replicas |  | **synchronized** | range | plain | range | synchronized / plain |" in printed
-    assert "Not measured by" in printed  # the other tables
-
-
+@pytest.mark.slow  # the Loop's is trained
 def test_a_contender_that_fails_has_its_error_in_place_of_figures(run, script, monkeypatch):
     def broken(self):
         raise ValueError("no such | thing\nand more")
@@ -174,31 +149,3 @@ def test_write_makes_the_page_and_the_picture_from_the_run(run, copy, script, ki
         "| lstm | 2 | 187.50 | 125.00 to 250.00 | 187.50 | 125.00 to 250.00 | 1.00 | 1.00 to 1.00 |" in page.read_text()
     )
     assert "--write" not in page.read_text()
-
-
-def test_a_run_that_is_cut_short_keeps_what_it_has(run, kinds_of_work, monkeypatch, tmp_path):
-    def cut(jobs, options):
-        if next(iter(jobs.values())).arguments["work"] == "lstm":
-            raise KeyboardInterrupt
-        return {name: {"step": [1.0]} for name in jobs}
-
-    monkeypatch.setattr(kinds_of_work, "measured", cut)
-    with pytest.raises(KeyboardInterrupt):
-        run("--kinds tabular lstm --replicas 1")
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
-    assert [(row["work"], row["contender"]) for row in rows] == [("tabular", "loop"), ("tabular", "fit")]
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        ("--replicas 0", "whole number"),
-        ("--steps 0", "steps=0 was asked for"),
-        ("--write nowhere.md", "blocks kinds-step"),
-    ],
-)
-def test_mistakes_are_told_before_the_measurement(mistake, message, kinds_of_work, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["kinds_of_work.py", *mistake.split()])
-    with pytest.raises(SystemExit, match="2"):
-        kinds_of_work.main()
-    assert message in capsys.readouterr().err

@@ -76,15 +76,6 @@ def test_a_job_that_fails_is_an_error_and_the_others_go_on(monkeypatch):
     assert [found[name].accuracy for name in "abc"] == [None, None, 0.5]
 
 
-def test_without_a_budget_epochs_and_repeats_are_as_asked_and_accuracy_comes_last(monkeypatch):
-    machine = Machine(monkeypatch, starts=1, epochs=1, fails=("b",))
-    found = measure_in_turns(jobs("abc"), repeats=2, epochs=3, warm_up=0, evaluate=True)
-    assert machine.seen[:2] == [("a", "facts"), ("c", "facts")]
-    assert [entry for entry in machine.seen if entry[1:] == (3,)] == [("a", 3), ("c", 3), ("a", 3), ("c", 3)]
-    assert machine.seen[-5:-3] == [("a", "evaluate"), ("c", "evaluate")]
-    assert [measured.accuracy for measured in found.values()] == [0.5, None, 0.5]
-
-
 def test_turns_alternate_and_one_that_fails_gets_no_more():
     seen = []
 

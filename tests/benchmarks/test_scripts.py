@@ -60,3 +60,22 @@ def test_a_script_writes_a_row_for_each_thing_that_it_measures(
     written = json.loads(figures.read_text())
     assert written["benchmark"] == name
     assert len(written["rows"]) == rows
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("against_peers --plot figures.doc", "'figures.doc' cannot be drawn"),
+        ("against_peers --json nowhere/figures", "'nowhere/figures' cannot be written"),
+        ("against_peers --contenders fit,swimmer", "unknown contenders swimmer"),
+        ("kinds_of_work --replicas 0", "whole number"),
+        ("kinds_of_work --steps 0", "steps=0 was asked for"),
+        ("kinds_of_work --write nowhere.md", "blocks kinds-step"),
+    ],
+)
+def test_mistakes_are_told_before_the_measurement(command, message, script, capsys, monkeypatch):
+    name, *arguments = command.split()
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        script(name).main()
+    assert message in capsys.readouterr().err

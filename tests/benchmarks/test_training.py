@@ -19,6 +19,7 @@ def make(kind, digits, **options):
     return kind(kind="one_device", devices="cpu:1", model="linear", data=digits, global_batch_size=64, **options)
 
 
+@pytest.mark.slow
 def test_fit_trains_as_the_loop_does_and_its_default_is_kerass(digits):
     fit, loop = make(training.Fit, digits), make(training.Training, digits)
     for trained in (fit, loop):

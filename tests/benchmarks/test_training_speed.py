@@ -66,22 +66,6 @@ def test_speedup_and_efficiency_are_against_one_replica(measured, monkeypatch):
     assert jobs["weak", 2, 128].arguments["global_batch_size"] == 128
 
 
-def test_strategies_compares_speed_and_accuracy(measured):
-    measured(lambda layout, batch: {"one_device": 100.0, "mirrored": 50.0}.get(layout.kind))
-    report = strategies(devices="cpu", replicas=[2], epochs=3)
-    assert [(row["strategy"], row["replicas"]) for row in report.rows] == [
-        ("one_device", 1),
-        ("mirrored", 2),
-        ("central_storage", 2),
-        *([("multi_worker", 2), ("parameter_server", 2)] if report.about["cores"] > 1 else []),
-    ]
-    assert [row.get("ratio") for row in report.rows[:3]] == [1.0, 0.5, None]
-    assert report.rows[1]["accuracy"] == pytest.approx(0.92)
-    assert report.rows[2]["error"] == "no room"
-    assert "to one device" in str(report)
-    assert report.chart.beside[:3] == [pytest.approx(0.91), pytest.approx(0.92), None], "the plot shows accuracy too"
-
-
 BOTH = [scaling, strategies]
 
 

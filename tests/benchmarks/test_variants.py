@@ -58,6 +58,7 @@ def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_o
     assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, trained, strict=True))
 
 
+@pytest.mark.slow
 def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, monkeypatch):
     """Two batches of 8 in 50 ms of input alone, and in 100 ms of the whole step; the rest takes no time."""
     times = {"input": 0.05, "whole": 0.1}

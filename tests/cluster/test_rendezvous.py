@@ -103,14 +103,6 @@ def test_tasks_whose_lists_differ_say_soon_where_each_of_them_waits(cluster, mon
         assert said.endswith(end)
 
 
-def test_who_gives_up_first_names_those_for_whom_the_first_task_waits(cluster):
-    host = threading.Thread(target=together, args=(cluster,), kwargs={"timeout": 2.5})
-    host.start()
-    (error,) = together(as_task(cluster, 1), timeout=0.5)
-    assert f"for worker 0 ({cluster.workers[0]}), which is waiting for worker 2" in error
-    host.join()
-
-
 def test_a_task_that_left_again_is_missing_and_may_come_back(cluster):
     with ThreadPoolExecutor() as pool:
         host = pool.submit(together, cluster)

@@ -67,6 +67,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow  # a process of its own; conftest.py splits the CPU of this one
 def test_cpu_n_splits_the_cpu_of_a_fresh_process_and_its_cores(run_python):
     """Before the code runs, whose source AutoGraph sees."""
     other = not onednn.enabled()  # than here; None where TensorFlow has no oneDNN

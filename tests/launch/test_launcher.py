@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from mirrorkit.__main__ import main
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.launch import job, launch, launcher
 
@@ -198,12 +197,6 @@ def test_no_tensorflow_in_the_launcher(run_python, script):
     )
     assert "worker 0 | ran" in result.stdout
     assert result.json() == [0, []]
-
-
-def test_a_command_without_anything_says_what_is_needed_and_no_more(capsys):
-    with pytest.raises(SystemExit):
-        main(["launch"])
-    assert capsys.readouterr().err.splitlines()[-1].endswith("the following arguments are required: --workers, script")
 
 
 @pytest.mark.parametrize("kind", [ArgumentError, ClusterError])  # the second is its kind of 0.1

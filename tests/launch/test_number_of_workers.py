@@ -111,13 +111,6 @@ def test_a_script_that_is_through_when_it_is_to_save_is_not_started_again(script
     assert widths() == [1]
 
 
-def test_tasks_that_do_not_save_are_killed_after_the_grace(script: Any) -> None:
-    Path("room").write_text("1")
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif attempt == 1: room(2); wait()"
-    assert launch(script(ATTEMPT + code), workers=(1, 2), slots="room", grace=0.3) == 0
-    assert widths() == [1, 2]
-
-
 def test_ctrl_c_while_the_tasks_save_ends_the_job(script: Any) -> None:
     Path("room").write_text("1")
     then = "os.kill(int(os.environ['LAUNCHER']), signal.SIGINT); time.sleep(0.5); sys.exit(143)"

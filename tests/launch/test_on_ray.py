@@ -170,7 +170,7 @@ def test_what_is_refused(options: dict[str, Any], error: str, script: Any) -> No
     ("address", "error"),
     [
         ("127.0.0.1:1", "no Ray cluster at '127.0.0.1:1'"),
-        ("ray://127.0.0.1:1", "RAY_ADDRESS is 'ray://127.0.0.1:1'"),
+        pytest.param("ray://127.0.0.1:1", "RAY_ADDRESS is 'ray://127.0.0.1:1'", marks=pytest.mark.slow),
     ],
 )
 def test_no_cluster(address: str, error: str, script: Any, started: Any, monkeypatch: pytest.MonkeyPatch) -> None:

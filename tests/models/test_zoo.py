@@ -65,7 +65,9 @@ def test_size_and_work_are_as_documented(name):
     assert re.search(r"(arXiv:\d{4}\.\d{4,5}\b|https://doi\.org/)", getattr(models, name).__doc__)
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in DEEP])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "wide_resnet")) for n in ZOO if n not in DEEP]
+)
 def test_pixels_of_uint8_and_float_give_the_same_logits(name, tmp_path):
     model = models.create(name, **SMALL[name]) if name in SMALL else created(name)
     assert isinstance(model.layers[1], keras.layers.Rescaling)
@@ -118,8 +120,8 @@ def test_wide_resnet_dropout_acts_in_training_only():
 @pytest.mark.parametrize(
     "name",
     [
-        *("linear", "mlp", "mnist_cnn"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet20", "cifar_cnn", "wide_resnet", "speed_net")),
+        *("linear", "mlp"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ZOO if n not in ("linear", "mlp", *DEEP)),
     ],
 )
 def test_it_learns_to_tell_bars_apart(name):

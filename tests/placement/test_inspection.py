@@ -95,16 +95,6 @@ def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_map_is_named_with_its_line() -> None:
-    def looked_up(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.gather(x, tf.range(8), axis=1), y
-
-    line = inspect.getsourcelines(looked_up)[1] + 1
-    problems = _report(_net(), _resident(map=looked_up)).problems
-    assert any("no GPU kernel" in problem and f"test_inspection.py:{line}" in problem for problem in problems)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
 def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
     def make_step() -> Any:
@@ -139,31 +129,6 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     assert train.step.kernels["GPU:2", "MatMul"] == 2 * 2  # forward and the gradient of the weights, of two batches
     assert train.to_devices == 2 * 16 * 8
     assert set(train.step.reduced.values()) == {weights + 4 * 5}
-
-
-@pytest.mark.slow
-def test_a_step_of_ones_own_is_looked_at() -> None:
-    class Own:
-        def build(self, strategy: Any) -> None:
-            if not hasattr(self, "weight"):
-                with strategy.scope():
-                    self.weight = tf.Variable(1.0)
-                self.variables = [self.weight]
-                self._update = mk.train.Update(
-                    strategy, [self.weight], lambda sums, values: ([values[0] + sums[0]], {"loss": sums[0]})
-                )
-
-        def compute(self, batch: Any) -> Any:
-            return [tf.reduce_sum(batch[0]) * self.weight]
-
-        def update(self, strategy: Any, sums: Any) -> Any:
-            return self._update(sums)
-
-    data = mk.data.batches(mk.data.arrays(np.zeros((8, 2), np.float32), np.zeros(8)), global_batch_size=4)
-    report = _report(Own, data, "gpu:2")
-    assert [call.name for call in report.calls] == ["train"]
-    assert report.memory["GPU:1"] == {"other": 4}
-    assert report.problems == []
 
 
 def test_nothing_is_run_or_left_behind() -> None:

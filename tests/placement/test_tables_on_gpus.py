@@ -15,7 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit.train.reduce import sparse_gradient
 from mirrorkit.train.step import tables
 
-pytestmark = pytest.mark.usefixtures("small_tables")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_tables")]
 
 L, o = keras.layers, keras.optimizers
 _SIZE, _WIDTH, _BATCH = 8192, 32, 12
@@ -51,8 +51,8 @@ def _report(name: str, source: str = "batches", **options: Any) -> Any:
     ("name", "source", "options"),
     [
         ("Adam", "batches", {"loss_scale": "dynamic", "sparse_embeddings": True}),
-        pytest.param("Adagrad", "resident", {"sparse_embeddings": True}, marks=pytest.mark.slow),
-        pytest.param("Adam", "batches", {"sparse_embeddings": "lazy"}, marks=pytest.mark.slow),
+        ("Adagrad", "resident", {"sparse_embeddings": True}),
+        ("Adam", "batches", {"sparse_embeddings": "lazy"}),
     ],
 )
 def test_clean(name: str, source: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,6 @@ def test_clean(name: str, source: str, options: dict[str, Any], monkeypatch: pyt
     assert report["train"].step.kernels_on("GPU:1") > 0
 
 
-@pytest.mark.slow
 def test_rows_that_the_host_would_count_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence_steps import L, RightStep, net, points
@@ -25,43 +24,6 @@ def test_a_users_own_step() -> None:
     assert 0 < found.control < 1e-5
     assert found.bar == max(1e-6, 3 * found.control)
     assert str(found).startswith("after 6 steps: 3 replicas ")
-
-
-@pytest.mark.slow
-def test_step_with_options() -> None:
-    x, y = points(60)
-    weighted = mk.data.arrays(x, y, sample_weight=np.linspace(0.5, 2, 60))
-    data = mk.data.batches(weighted, global_batch_size=13, shuffle=True)
-
-    def make() -> Any:
-        optimizer = o.AdamW(o.schedules.CosineDecay(0.05, 6), weight_decay=0.1)
-        return mk.train.Step(net(), optimizer, loss="mse", clip_norm=0.3, metrics=["mae"])
-
-    mk.testing.assert_equivalent(make, data, replicas=(3,), steps=7)
-
-
-def _in_float16() -> Any:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = net()
-    finally:
-        keras.config.set_dtype_policy(before)
-    return mk.train.Step(model, o.SGD(0.05, momentum=0.9), loss="mse", loss_scale="dynamic")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (_in_float16, {"reference": "shards"}),
-        (lambda: RightStep(net(), o.SGD(0.05)), {"kind": "central_storage"}),
-    ],
-    ids=["float16", "central_storage"],
-)
-def test_more_right_steps(make: Any, options: Any) -> None:
-    found = mk.testing.assert_equivalent(make, points(64), replicas=(2,), steps=8, global_batch_size=16, **options)
-    assert max(found.differences.values()) < 2e-6
 
 
 def _layers_that_depend_on_the_cut() -> Any:

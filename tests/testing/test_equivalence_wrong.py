@@ -99,6 +99,7 @@ def test_a_mean_over_the_local_batch_shows_when_shares_are_unequal_only() -> Non
         _fails(WRONG[name], uneven=False)
 
 
+@pytest.mark.slow
 def test_a_forgotten_reduction() -> None:
     message = _fails(lambda: ForgottenReduction(net(), _sgd()))
     assert f"(the replicas' copies differ): {WEIGHTS}. " in message

@@ -71,20 +71,3 @@ def test_a_keras_metric_gets_back_every_replicas_copy_and_not_their_sum(
     assert before[0] != before[1]
     mk.timing.warm_up(function, batch, restore=[metric])
     assert_same(before, copies_of(metric.variables))
-
-
-@pytest.mark.slow
-def test_a_model_brings_its_metrics_and_its_optimizer(strategy_of: Callable[..., tf.distribute.Strategy]) -> None:
-    """Run eagerly, so that no tf.function tells of them."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"], run_eagerly=True)
-    model.fit(dataset(), steps_per_epoch=1, verbose=0)
-    everything = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    before = copies_of(everything)
-    mk.timing.warm_up(model.train_function, iter(strategy.experimental_distribute_dataset(dataset())), restore=model)
-    assert_same(before, copies_of(everything))
-    model.train_function(iter(strategy.experimental_distribute_dataset(dataset())))
-    assert all(map(np.any, copies_of(model.metrics_variables)))
-    assert not any(map(np.array_equal, before[-2:], copies_of(everything)[-2:]))
