@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from functools import partial
 from pathlib import Path
 
@@ -29,50 +28,6 @@ def run(kinds_of_work, in_this_process, monkeypatch, tmp_path, capsys):
         return json.loads(written.read_text()), capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def answers(script, monkeypatch):
-    """What each contender measured, in order: the warm-up of each process too."""
-    contenders, found = script("kinds.contenders"), {}
-
-    def spied(method):
-        def spy(self, **arguments):
-            answer = method(self, **arguments)
-            replicas = self.strategy.num_replicas_in_sync if self.strategy else 1
-            found.setdefault((type(self).__name__, replicas, method.__name__), []).append(answer)
-            return answer
-
-        return spy
-
-    for kind, method in ((contenders.Contender, "measure"), (contenders.Fit, "facts"), (contenders.Loop, "facts")):
-        monkeypatch.setattr(kind, method, spied(getattr(kind, method)))
-    return found
-
-
-@pytest.mark.slow
-def test_rows_and_tables_hold_what_the_processes_measured(run, answers):
-    written, printed = run(f"--kinds tabular --replicas 2 {TINY}")
-    rows = written["rows"]
-    assert len(rows) == 5 + 3  # those of the Loop and of fit
-    for row in rows:
-        contender = {"loop": "Loop", "fit": "Fit"}[row["contender"]]
-        facts = answers[contender, row["replicas"], "facts"]
-        one, two = (answers[contender, row["replicas"], "measure"][first : first + 3] for first in (0, 3))
-        expected = {
-            "step": [value for warm_up, *turns in (one, two) for turn in turns for value in turn["step"]],
-            "peak": [turns[-1]["peak"] for turns in (one, two)],
-            "first": [of["first"] for of in facts],
-            **{part: [of.get(part) for of in facts] for part in ("checks", "tracing")},
-        }
-        assert row["values"] == expected[row["measured"]], row["what"]
-        if row["measured"] == "step":
-            assert f" {1000 * statistics.median(row['values']):,.2f} |" in printed
-    of = {(row["contender"], row["measured"]): row for row in rows}
-    for measured in ("step", "peak", "first"):
-        loop, fit = (of[name, measured] for name in ("loop", "fit"))
-        assert loop["ratio"] == pytest.approx(statistics.median(loop["values"]) / statistics.median(fit["values"]))
-        assert "ratio" not in fit
 
 
 @pytest.mark.slow  # the Loop's is trained

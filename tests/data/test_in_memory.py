@@ -106,7 +106,6 @@ AUGMENT = [data.augment.pad_and_crop(4)]
     [
         ((SMALL.images, SMALL.labels), {}, "found tuple"),
         (numbered(5), {"augment": AUGMENT}, r"found shape \[5, 1\]"),
-        (data.arrays((SMALL.images, SMALL.images)), {"augment": AUGMENT}, "holds 2 of that rank"),
         (data.arrays(SMALL.images, (SMALL.labels,)), {"one_hot": True}, "one_hot"),
         (data.arrays(SMALL.images, np.zeros(50)), {"one_hot": True}, "one_hot"),
     ],

@@ -66,7 +66,7 @@ def test_a_whole_set_up_passes_and_every_wrong_finding_would_have_a_cure(examine
 
 
 def test_what_is_broken_is_named_with_its_cure(examined, tmp_path):
-    """The set-ups of the table, but those that TensorFlow tells of, and the full disk, which test_storage.py has."""
+    """The set-ups of the table, but those that TensorFlow tells of, and the full disk, which needs root."""
     elsewhere = {"GPUs", "devices", "oneDNN", "import", "Keras"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         made = doctor_table.setups(tmp_path, tmp_path, server.getsockname()[1])

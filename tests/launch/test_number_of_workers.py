@@ -77,12 +77,16 @@ def test_where_slots_are_looked_up() -> None:
 
 @pytest.mark.parametrize(
     ("source", "text"),
-    [("nothing", "exit status 127"), ("false", "exit status 1"), ("true", "found ''"), ("room", "found 'four'")],
+    [
+        *(("nothing", "exit status 127"), ("false", "exit status 1"), ("true", "found ''"), ("room", "found 'four'")),
+        *(("echo -1", "found '-1'"), ("echo 1.5", r"found '1\.5'"), ("printf %05000d 1", "found '0000")),
+    ],
 )
 def test_slots_that_are_no_number_at_the_beginning(source: str, text: str, script: Any) -> None:
     Path("room").write_text("four")
-    with pytest.raises(JobError, match=rf"(?s)slots='{source}' .*{text}"):
+    with pytest.raises(JobError, match=rf"(?s)slots='{source}' .*{text}") as caught:
         launch(script(ATTEMPT), workers=(1, 4), slots=source)
+    assert len(str(caught.value)) < 300
     assert not Path("widths").exists()
 
 

@@ -10,9 +10,15 @@ import mirrorkit as mk
 from mirrorkit.strategy import communication
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [("mirrored", 4), ("central_storage", 2)])
-def test_all_reduce_in_a_compiled_loop_is_exact_and_equal_on_all_replicas(strategy_of, kind, replicas):
-    strategy = strategy_of(kind, replicas)
+@pytest.mark.parametrize(
+    ("kind", "replicas", "how"),
+    [
+        *(("mirrored", 4, "auto"), ("central_storage", 2, "auto")),
+        *(("mirrored", 2, how) for how in ("ring", "hierarchical", "one_device")),
+    ],
+)
+def test_all_reduce_in_a_compiled_loop_is_exact_and_equal_on_all_replicas(strategy_of, kind, replicas, how):
+    strategy = strategy_of(kind, replicas, how)
     shares = np.random.default_rng(0).integers(-100, 100, (replicas, 1000)).astype(np.float32)
 
     def replica(total):
@@ -46,20 +52,3 @@ def test_virtual_devices_reduce_on_one_device_and_real_gpus_by_default(strategy_
     monkeypatch.setattr(communication, "share_physical_device", lambda names: False)
     mk.strategy.create("mirrored", devices="cpu:2")
     assert chosen[-1] is None
-
-
-@pytest.mark.parametrize("communication", ["ring", "hierarchical", "one_device"])
-def test_every_all_reduce_of_one_machine_sums_exactly(communication, strategy_of):
-    strategy = strategy_of("mirrored", 2, communication)
-
-    @tf.function
-    def summed():
-        def on_replica():
-            context = tf.distribute.get_replica_context()
-            mine = tf.cast(context.replica_id_in_sync_group, tf.float32) + tf.constant([1.0, 10.0])
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-
-        return strategy.run(on_replica)
-
-    for value in strategy.experimental_local_results(summed()):
-        assert value.numpy().tolist() == [3.0, 21.0]

@@ -11,9 +11,7 @@ from mirrorkit.strategy import creation
 KINDS = [
     ("one_device", 1, "OneDeviceStrategy"),
     ("mirrored", 1, "MirroredStrategy"),
-    ("mirrored", 2, "MirroredStrategy"),
     ("mirrored", 4, "MirroredStrategy"),
-    ("central_storage", 1, "CentralStorageStrategy"),
     ("central_storage", 2, "CentralStorageStrategy"),
     ("auto", 4, "MirroredStrategy"),
     ("auto", 1, "OneDeviceStrategy"),
