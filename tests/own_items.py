@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 
@@ -69,23 +68,6 @@ class Slow(Items):
         self.threads.add(threading.current_thread().name)
         time.sleep(self.seconds)
         return super().__getitem__(number)
-
-
-class Opening:
-    """The rows of a file that is opened with the first item."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
-        with h5py.File(path) as file:
-            self.length = len(file["x"])
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        if self.file is None:
-            self.file = h5py.File(self.path)
-        return self.file["x"][number]
 
 
 class Stuck(Items):

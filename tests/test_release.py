@@ -93,19 +93,6 @@ def test_a_commit_of_another_history(git: Callable[..., str], tmp_path: Path) ->
     assert "ran 4 commits ago" in complaint(tmp_path)
 
 
-def test_where_there_is_no_history(git: Callable[..., str], tmp_path: Path) -> None:
-    put(tmp_path, commit(git))
-    git("add", ".")
-    commit(git)
-    shallow = tmp_path / "shallow"
-    git("clone", "--depth", "1", tmp_path.as_uri(), str(shallow))
-    with pytest.raises(CannotTellError, match="shallow"):
-        complaint(shallow)
-    shutil.rmtree(shallow / ".git")
-    with pytest.raises(CannotTellError, match="not a git repository"):
-        complaint(shallow)
-
-
 def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     outcomes = "<testcase/><testcase><failure/></testcase><testcase><skipped message='no Ray'/></testcase>"
     (tmp_path / "slow tests.xml").write_text(f"<testsuite>{outcomes}</testsuite>")

@@ -24,7 +24,6 @@ from remote_sets import BATCH, CONTEXTS, KINDS, digest, write_sets
 
 ROOT = "memory://bucket/sets"
 ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "records")) for kind in KINDS]
-MANY = [one for one in ALL if one.values[0] in ("records", "table", "foreign, told", "images")]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,8 @@ def test_the_same_batches_as_on_disk(kind, on_disk, reads):
     assert not copies()
 
 
-@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.slow  # test_record_reading.py and test_image_files.py have what a worker opens and decodes
+@pytest.mark.parametrize("kind", ["records", "table", "foreign, told", "images"])
 def test_a_worker_of_two_downloads_what_it_reads(kind, on_disk, reads, monkeypatch):
     parts = []
     monkeypatch.setattr(record_index, "PIECE", 900)  # one example or two

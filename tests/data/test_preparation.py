@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,6 +22,8 @@ def image_files(place, **options):
 
 
 MAKERS = [data.batches, data.resident, data.records, data.source, image_files]
+# what one more kind would tell is slow
+SOME = [pytest.param(make, marks=[pytest.mark.slow] * (make in (data.resident, image_files))) for make in MAKERS]
 CLASSES = {data.source: {"num_classes": 10}}  # which cannot be looked up there
 
 
@@ -72,19 +76,29 @@ def noisy(images, seed):
     return images + tf.cast(tf.random.stateless_uniform([16, 1, 1, 1], seed, 0, 9, tf.int32), tf.uint8)
 
 
+def options_of(shuffle):
+    augment = [data.augment.flip(), noisy]
+    return {"global_batch_size": 12, "shuffle": shuffle, "seed": 3, "augment": augment, "one_hot": True}
+
+
+@functools.cache
+def of_batches(shuffle):
+    """What `batches` gives in an epoch from its second batch on, and what it says of it."""
+    recipe = data.batches(SMALL, **options_of(shuffle))
+    return collect(recipe.dataset(2))[1:], recipe.element_spec
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_it_gives_what_batches_gives_and_workers_read_it_together(make, source):
-    """Of the last batch, of 2 examples, some of the six replicas would get none."""
-    augment = [data.augment.flip(), noisy, data.augment.pad_and_crop(2)]
-    options = {"global_batch_size": 12, "seed": 3, "augment": augment, "one_hot": True}
-    options["shuffle"] = make is not data.records  # which shuffle in an order of their own: test_record_reading.py
-    recipe, memory = make(source(make), **options, **CLASSES.get(make, {})), data.batches(SMALL, **options)
-    assert (recipe.num_examples, recipe.steps_per_epoch) == (50, 5)
-    assert recipe.element_spec == memory.element_spec
-    assert_same(assert_workers_read_the_same(recipe, 2, 1, 3, 2), collect(memory.dataset(2))[1:])
+    """Of the last batch, of 2 examples, some of the four replicas would get none."""
+    shuffle = make is not data.records  # which shuffle in an order of their own: test_record_reading.py
+    recipe = make(source(make), **options_of(shuffle), **CLASSES.get(make, {}))
+    expected, spec = of_batches(shuffle)
+    assert (recipe.num_examples, recipe.steps_per_epoch, recipe.element_spec) == (50, 5, spec)
+    assert_same(assert_workers_read_the_same(recipe, 2, 1, 2, 2), expected)
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", SOME)
 def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, source):
     place, options = source(make), {"shuffle": True, "seed": 2}
     recipe, whole = (make(place, global_batch_size=size, **options) for size in (64, 50))
@@ -96,7 +110,7 @@ def test_a_batch_larger_than_the_set_is_one_with_all_examples(make, source):
     assert collect(recipe.dataset(1, 1)) == []
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", SOME)
 def test_examples_without_labels(make, source):
     options = {"global_batch_size": 8, "augment": [data.augment.flip()]}
     place, labelled = source(make, data.arrays(SMALL.inputs)), data.batches(SMALL, **options)
@@ -122,7 +136,7 @@ def test_what_a_map_of_inputs_makes(function, want):
         data.batches(split, global_batch_size=8, map=lambda x: (x, x, x, x)).dataset()
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", SOME)
 def test_of_several_inputs_the_images_are_augmented(make, source):
     place, options = source(make), {"global_batch_size": 8, "seed": 3, "augment": [data.augment.flip()]}
     alone = collect(make(place, **options).dataset(1))

@@ -141,6 +141,7 @@ def test_a_length_that_changes_is_an_error():
         recipe.dataset()
 
 
+@pytest.mark.slow
 def test_a_loop_names_a_faulty_item_and_its_batch(strategy_of):
     recipe = data.source(Faulty(33, ValueError("bad\n\nfile")), global_batch_size=8)
     strategy = strategy_of("mirrored", 2)

@@ -34,6 +34,7 @@ def write_numbers(folder, counts, compression: str = "") -> None:
         first += count
 
 
+@pytest.mark.slow
 def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that_is_shared(tmp_path):
     # 9 rows are 3 for each of 3 replicas and none for the fourth; 4 are one for each
     write_numbers(tmp_path, [2, 11], "")
@@ -41,6 +42,7 @@ def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that
     assert_workers_read_the_same(recipe, 0, 0, 4, 1)
 
 
+@pytest.mark.slow
 def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tmp_path):
     write_numbers(tmp_path, [4_000, 2_001])
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=100, shuffle=True, shuffle_buffer=7_000)

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import processes
-from own_items import Ending, Faulty, Items, Opening, Stuck
+from own_items import Ending, Faulty, Items, Stuck
 
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.ahead import fetched
@@ -68,15 +68,6 @@ def test_what_cannot_be_copied_is_refused(tmp_path):
 
     with pytest.raises(RecipeError, match="Inside cannot be copied"):
         Processes(Inside(X, Y), 2)
-
-
-def test_a_file_that_is_opened_with_the_first_item(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = X
-    items = Opening(tmp_path / "x.h5")
-    np.testing.assert_array_equal(np.concatenate([x for (x,) in batches_of(items)]), X[::-1])
-    with pytest.raises(RecipeError, match="Opening cannot be copied"):
-        batches_of(items)  # it is open by now
 
 
 def test_a_class_of_the_script_is_refused(monkeypatch):
