@@ -86,6 +86,12 @@ def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
     assert len(within) == 20, "each row group is shuffled in an order of its own"
 
 
+def test_seed_and_epoch_draw_the_order_within_a_row_group(tmp_path):
+    write_tables(tmp_path, [50], 50)
+    recipes = [data.parquet(tmp_path, x="number", shuffle=True, seed=seed, **SIZE) for seed in (0, 1)]
+    assert len({tuple(order_of(recipe, epoch)) for recipe in recipes for epoch in (1, 2)}) == 4
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, monkeypatch):
     opened: list[int] = []
