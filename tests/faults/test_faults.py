@@ -22,12 +22,12 @@ SECONDS = 90  # until the others have said so, on a machine that has other thing
     ids=["the chief is killed", "SIGTERM"],
 )
 def test_the_others_say_so_and_the_next_start_ends_with_the_same_bits(tmp_path, event, worker, codes, said):
-    happens = ("--event", event, "--worker", worker, "--step", 35)
+    happens = ("--event", event, "--worker", worker, "--step", 36)
     with jobs.started(tmp_path, jobs.WORKERS, tmp_path, *happens) as tasks:
         assert [tasks[f"worker {i}"].end() for i in range(2)] == codes
     moment, _ = tasks[f"worker {1 - worker}"].line(said)
     assert moment - float((tmp_path / "happened").read_text()) < SECONDS
-    if event == "term":  # all have saved, at the end of the call in which the signal came: of steps 34 to 36
+    if event == "term":  # all have saved, at the step at which the signal came
         assert all(task.says(said) for task in tasks.values())
         assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-0000000036.npz"
     jobs.finished(tmp_path, jobs.WORKERS, tmp_path)

@@ -24,7 +24,7 @@ from mirrorkit._keras import keras
 
 STEPS_PER_EPOCH = 20
 EVERY = 5
-TABLE = 100_000  # rows
+TABLE = 300_000  # rows of 64 bytes: smaller tables are not updated in place
 L = keras.layers
 
 
