@@ -192,7 +192,7 @@ def own_train_step() -> Outcome:
     data = tf.data.Dataset.from_tensor_slices(own_models.data(50)).batch(16)
     strategy = _strategy()
     with strategy.scope():
-        model = own_models.wgan()
+        model = own_models.MODELS["wgan"]()
     loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
     return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from own_models import VAE, WGAN, dense
+from own_models import VAE, WGAN, Tracked, dense
 
 import mirrorkit as mk
 
 
-class Base(keras.Model):
+class Base(Tracked):
     """A net, its loss by `objective`, and an update; subclasses get one thing wrong."""
 
     def __init__(self):
         super().__init__()
         self.net = dense(6, 8, 3)
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     def call(self, x):
         return self.net(x)

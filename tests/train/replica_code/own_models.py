@@ -10,6 +10,24 @@ import tensorflow as tf
 L = keras.layers
 
 
+class Tracked(keras.Model):
+    """Keeps the mean of its losses, and makes an update of all its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def minimize(self, tape, loss):
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
 def dense(inputs, *widths, activation="tanh", last=None):
     parts = [keras.Input((inputs,)), *(L.Dense(width, activation=activation) for width in widths[:-1])]
     return keras.Sequential([*parts, L.Dense(widths[-1], activation=last)])
@@ -54,12 +72,6 @@ class WGAN(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-def wgan():
-    model = WGAN()
-    model.compile(keras.optimizers.Adam(1e-2, beta_1=0.5), keras.optimizers.Adam(1e-2, beta_1=0.5))
-    return model
-
-
 class DCGAN(WGAN):
     """A loss object given to compile; real and fake in one batch of labels."""
 
@@ -84,13 +96,6 @@ class DCGAN(WGAN):
         return {"d_loss": self.d_loss_t.result(), "g_loss": self.g_loss_t.result()}
 
 
-def dcgan():
-    model = DCGAN()
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.RMSprop(1e-2), loss)
-    return model
-
-
 class ConditionalGAN(DCGAN):
     """Labels beside the pictures, and beside the noise."""
 
@@ -113,13 +118,6 @@ class ConditionalGAN(DCGAN):
         self.d_loss_t.update_state(d_loss)
         self.g_loss_t.update_state(g_loss)
         return {m.name: m.result() for m in self.metrics}
-
-
-def conditional_gan():
-    model = ConditionalGAN()
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2), loss)
-    return model
 
 
 class CycleGAN(keras.Model):
@@ -158,12 +156,6 @@ class CycleGAN(keras.Model):
         return {"G_loss": g_losses[0], "F_loss": g_losses[1], "D_X_loss": d_losses[0], "D_Y_loss": d_losses[1]}
 
 
-def cyclegan():
-    model = CycleGAN()
-    model.compile(5e-3)
-    return model
-
-
 class VAE(keras.Model):
     """Sums over pixels, means over rows, three trackers; the noise comes with the data."""
 
@@ -200,12 +192,6 @@ class VAE(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-def vae():
-    model = VAE()
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    return model
-
-
 class Distiller(keras.Model):
     """A frozen teacher, compile's loss and metrics, `compute_loss` overridden, Keras's own `train_step`."""
 
@@ -221,15 +207,6 @@ class Distiller(keras.Model):
         hard = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         soft = tf.nn.softmax(self.teacher(x, training=False) / 3.0)
         return 0.3 * hard + 0.7 * keras.losses.KLDivergence()(soft, tf.nn.softmax(y_pred / 3.0)) * 9.0
-
-
-def distillation():
-    model = Distiller()
-    loss = keras.losses.MeanSquaredError()
-    model.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9), loss=loss, metrics=["mae", keras.metrics.RootMeanSquaredError()]
-    )
-    return model
 
 
 class MeanTeacher(keras.Model):
@@ -256,13 +233,7 @@ class MeanTeacher(keras.Model):
         return {"raw": loss}  # of the last batch
 
 
-def mean_teacher():
-    model = MeanTeacher()
-    model.compile(keras.optimizers.AdamW(1e-2))
-    return model
-
-
-class Penalized(keras.Model):
+class Penalized(Tracked):
     """An autoencoder whose code is to change little: the gradient of a gradient; a layer with add_loss."""
 
     def __init__(self):
@@ -271,14 +242,9 @@ class Penalized(keras.Model):
             [keras.Input((6,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.ActivityRegularization(0.01), L.Dense(2)]
         )
         self.decoder = dense(2, 8, 6)
-        self.tracker = keras.metrics.Mean(name="loss")
 
     def call(self, x):
         return self.decoder(self.coder(x))
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     def train_step(self, data):
         x, _ = data
@@ -289,16 +255,7 @@ class Penalized(keras.Model):
             slope = inner.batch_jacobian(code, x)
             loss = tf.reduce_mean((self.decoder(code) - x) ** 2) + 0.1 * tf.reduce_mean(slope**2)
             loss += sum(self.losses)
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
-
-
-def penalized():
-    model = Penalized()
-    model.compile(keras.optimizers.Adam(1e-2, clipnorm=0.5))
-    return model
+        return self.minimize(tape, loss)
 
 
 class TwoTasks(keras.Model):
@@ -328,13 +285,6 @@ class TwoTasks(keras.Model):
         return {"one": loss_one, "two": loss_two, **self.get_metrics_result()}
 
 
-def two_tasks():
-    model = TwoTasks()
-    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)
-    model.compile(keras.optimizers.SGD(rate), keras.optimizers.Adagrad(0.1))
-    return model
-
-
 class Tracks(VAE):
     """Variables of TensorFlow, which Keras knows nothing of: a counter, and a mean of what it has seen."""
 
@@ -348,12 +298,6 @@ class Tracks(VAE):
         self.seen.assign_add(1.0)
         self.means["x"].assign(0.9 * self.means["x"] + 0.1 * tf.reduce_mean(x, axis=0))
         return {**logs, "seen": self.seen}
-
-
-def tracks():
-    model = Tracks()
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    return model
 
 
 class Reshapes(keras.Model):
@@ -378,13 +322,7 @@ class Reshapes(keras.Model):
         return {"loss": loss}
 
 
-def reshapes():
-    model = Reshapes()
-    model.compile(keras.optimizers.SGD(0.1), loss="mse")
-    return model
-
-
-class Synchronized(keras.Model):
+class Synchronized(Tracked):
     """Statistics of all rows, after a loss that a layer adds; keeps tensors in attributes between the updates."""
 
     def __init__(self):
@@ -392,15 +330,10 @@ class Synchronized(keras.Model):
         layers = [L.Dense(8), L.ActivityRegularization(l2=0.1), L.BatchNormalization(synchronized=True), L.Dense(3)]
         self.net = keras.Sequential([keras.Input((6,)), *layers])
         self.scale = self.add_weight(shape=(), initializer="ones")
-        self.tracker = keras.metrics.Mean(name="loss")
 
     def compile(self, optimizer):
         super().compile(optimizer)
         self.of_scale = keras.optimizers.SGD(0.1)
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     def train_step(self, data):
         x, y = data
@@ -415,24 +348,13 @@ class Synchronized(keras.Model):
         return {"loss": self.tracker.result(), "added": self.added, "still": tf.add_n(self.losses)}
 
 
-def synchronized():
-    model = Synchronized()
-    model.compile(keras.optimizers.SGD(0.05))
-    return model
-
-
-class VQ(keras.Model):
+class VQ(Tracked):
     """A straight-through estimator and a code book that is trained by its loss."""
 
     def __init__(self):
         super().__init__()
         self.encoder, self.decoder = dense(6, 8, 2), dense(2, 8, 6)
         self.book = self.add_weight(shape=(2, 5), initializer="random_uniform", name="book")
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     def train_step(self, data):
         x, _ = data
@@ -444,29 +366,15 @@ class VQ(keras.Model):
             loss = 0.25 * tf.reduce_mean((tf.stop_gradient(taken) - code) ** 2)
             loss += tf.reduce_mean((taken - tf.stop_gradient(code)) ** 2)
             loss += tf.reduce_mean((self.decoder(code + tf.stop_gradient(taken - code)) - x) ** 2)
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
+        return self.minimize(tape, loss)
 
 
-def vq():
-    model = VQ()
-    model.compile(keras.optimizers.Adam(1e-2))
-    return model
-
-
-class SimSiam(keras.Model):
+class SimSiam(Tracked):
     """Two views of each row; a stopped gradient; `train_step` is a tf.function."""
 
     def __init__(self):
         super().__init__()
         self.encoder, self.predictor = dense(6, 8, 4), dense(4, 4, 4)
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     @tf.function
     def train_step(self, data):
@@ -481,16 +389,7 @@ class SimSiam(keras.Model):
                 return -tf.reduce_mean(tf.reduce_sum(p * z, axis=1))
 
             loss = 0.5 * (near(p1, z2) + near(p2, z1))
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
-
-
-def simsiam():
-    model = SimSiam()
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
-    return model
+        return self.minimize(tape, loss)
 
 
 class Critic(keras.Model):
@@ -526,12 +425,6 @@ class Critic(keras.Model):
         return {"loss": self.tracker.result(), "auc": self.auc.result(), "rate": self.optimizer.learning_rate}
 
 
-def critic():
-    model = Critic()
-    model.compile(keras.optimizers.Adam(1e-2))
-    return model
-
-
 class Late(keras.Model):
     """Not built before its first batch; compile's loss and metrics by `compute_loss` and `metrics`."""
 
@@ -557,14 +450,56 @@ class Late(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-def late():
-    model = Late()
-    model.compile(keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
-    return model
+def made(kind, **compiled):
+    """Make a model and compile it with what these functions return."""
+
+    def make():
+        model = kind()
+        model.compile(**{name: argument() for name, argument in compiled.items()})
+        return model
+
+    return make
 
 
-_ALL = [wgan, dcgan, conditional_gan, cyclegan, vae, vq, distillation, mean_teacher, simsiam, penalized, two_tasks]
-MODELS = {make.__name__: make for make in (*_ALL, critic, late, tracks, reshapes, synchronized)}
+def adam(**options):
+    return lambda: keras.optimizers.Adam(1e-2, **options)
+
+
+def sgd(rate, **options):
+    return lambda: keras.optimizers.SGD(rate, **options)
+
+
+def logits():
+    return keras.losses.BinaryCrossentropy(from_logits=True)
+
+
+MODELS = {
+    "wgan": made(WGAN, d_opt=adam(beta_1=0.5), g_opt=adam(beta_1=0.5)),
+    "dcgan": made(DCGAN, d_opt=adam(), g_opt=lambda: keras.optimizers.RMSprop(1e-2), loss_fn=logits),
+    "conditional_gan": made(ConditionalGAN, d_opt=adam(), g_opt=adam(), loss_fn=logits),
+    "cyclegan": made(CycleGAN, rate=lambda: 5e-3),
+    "vae": made(VAE, optimizer=adam()),
+    "vq": made(VQ, optimizer=adam()),
+    "distillation": made(
+        Distiller,
+        optimizer=sgd(0.05, momentum=0.9),
+        loss=keras.losses.MeanSquaredError,
+        metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError()],
+    ),
+    "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
+    "simsiam": made(SimSiam, optimizer=sgd(0.1, momentum=0.9)),
+    "penalized": made(Penalized, optimizer=adam(clipnorm=0.5)),
+    "two_tasks": made(
+        TwoTasks,
+        first=lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)),
+        second=lambda: keras.optimizers.Adagrad(0.1),
+    ),
+    "critic": made(Critic, optimizer=adam()),
+    "late": made(Late, optimizer=adam(), loss=lambda: "mse", metrics=lambda: ["mae"]),
+    "tracks": made(Tracks, optimizer=adam()),
+    "reshapes": made(Reshapes, optimizer=sgd(0.1), loss=lambda: "mse"),
+    "synchronized": made(Synchronized, optimizer=sgd(0.05)),
+}
 
 
 def data(rows=50):
