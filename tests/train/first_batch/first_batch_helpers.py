@@ -67,11 +67,13 @@ class Remembers(L.Layer):  # type: ignore[name-defined]
 
 
 class AddsInTraining(L.Layer):  # type: ignore[name-defined]
-    def __init__(self, reduce: Any) -> None:
+    """Adds a loss: what `reduce` makes of the squares of its inputs; in training alone, or always."""
+
+    def __init__(self, reduce: Any, *, always: bool = False) -> None:
         super().__init__()
-        self.reduce = reduce
+        self.reduce, self.always = reduce, always
 
     def call(self, x: Any, training: bool = False) -> Any:
-        if training:
+        if training or self.always:
             self.add_loss(0.1 * self.reduce(ops.square(x)))
         return x

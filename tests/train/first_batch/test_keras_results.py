@@ -68,19 +68,24 @@ def _last(name: str) -> str:
     return "softmax" if "Categorical" in name else "sigmoid"
 
 
-@pytest.mark.parametrize("weights", [(), (dict.fromkeys(KINDS, WEIGHTS),)], ids=["plain", "weighted"])
-def test_losses_of_keras(weights: Any, judge: Any) -> None:
+FAST = ("MeanSquaredError", "SparseCategoricalCrossentropy", "BinaryCrossentropy")
+
+
+@pytest.mark.parametrize(
+    ("names", "weighted"),
+    [(FAST, True), *(pytest.param(tuple(KINDS), weighted, marks=pytest.mark.slow) for weighted in (False, True))],
+    ids=["some, weighted", "all", "all, weighted"],
+)
+def test_losses_of_keras(names: tuple[str, ...], weighted: bool, judge: Any) -> None:
     """Each of an output of its own, whose layer has a gradient of its own."""
 
     def net() -> Any:
         inputs = keras.Input((6,))
         hidden = L.Dense(5, "tanh")(inputs)
-        return keras.Model(inputs, {name: L.Dense(3, _last(name), name=name)(hidden) for name in KINDS})
+        return keras.Model(inputs, {name: L.Dense(3, _last(name), name=name)(hidden) for name in names})
 
-    judge(net, X, {name: _targets(name) for name in KINDS}, *weights, loss={n: kind() for n, kind in KINDS.items()})
-
-
-FAST = ("CategoricalCrossentropy", "MeanSquaredError", "SparseCategoricalCrossentropy")
+    weights = [dict.fromkeys(names, WEIGHTS)] if weighted else []
+    judge(net, X, {name: _targets(name) for name in names}, *weights, loss={name: KINDS[name]() for name in names})
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in KINDS])
@@ -219,10 +224,10 @@ def test_fit_and_evaluate_ask_once_on_any_number_of_replicas(
         with pytest.raises(StepError, match="what Keras's evaluate does"):
             loop.evaluate(data)
         np.testing.assert_array_equal(before[0], loop.step.model.get_weights()[0])
-        make_loop(where, line_net, unchecked=("keras",)).fit(data, verbose=0)
+    make_loop(where, line_net, unchecked=("keras",)).fit(data, verbose=0)
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
 def test_evaluation_is_compared_after_a_training_too(
     where: Any, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

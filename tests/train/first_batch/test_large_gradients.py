@@ -46,19 +46,26 @@ class DenseOfBatch(keras.layers.Dense):
         return tf.matmul(inputs, _times(tf.shape(inputs)[0], tf.convert_to_tensor(self.kernel))) + self.bias
 
 
-def _fit(make_loop: Any, kind: type, optimizer: Any, dense: type = keras.layers.Dense) -> mk.train.Loop:
+def _loop(make_loop: Any, kind: type, optimizer: Any, dense: type = keras.layers.Dense) -> mk.train.Loop:
     def net() -> Any:
         layers = [kind(_SIZE, _WIDTH, name="table"), keras.layers.GlobalAveragePooling1D(), dense(1, name="head")]
         return keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
 
     loop: mk.train.Loop = make_loop(("mirrored", 2), net, optimizer)
+    return loop
+
+
+def _fit(*made: Any) -> mk.train.Loop:
+    loop = _loop(*made)
     rng = np.random.default_rng(0)
     split = mk.data.arrays(rng.integers(_SIZE, size=(32, 3)), rng.normal(size=(32, 1)).astype("float32"))
     loop.fit(mk.data.batches(split, global_batch_size=8), epochs=1, verbose=0)
     return loop
 
 
-@pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, keras.optimizers.Adam])
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.Adagrad, pytest.param(keras.optimizers.Adam, marks=pytest.mark.slow)]
+)
 def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimizer: Any) -> None:
     with pytest.raises(StepError, match=r"the gradient of 'sequential.*/table/embeddings' has the norm"):
         _fit(make_loop, OfBatch, optimizer)
@@ -76,7 +83,7 @@ def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.Monk
 
 
 def test_few_numbers_of_large_gradients_are_kept(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = _fit(make_loop, keras.layers.Embedding, keras.optimizers.Adagrad)
+    loop = _loop(make_loop, keras.layers.Embedding, keras.optimizers.Adagrad)
     functions = loop.step.for_loop(loop.strategy).functions
     of_kernel = tf.random.normal([_WIDTH, 1])
     assert small(functions, [(1, of_kernel), (2, None)])[0].shape == (_WIDTH, 1)

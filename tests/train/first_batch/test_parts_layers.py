@@ -21,20 +21,14 @@ pytestmark = [
 ]
 
 
-class _Adds(L.Layer):  # type: ignore[name-defined]
-    def __init__(self, reduce: Any) -> None:
-        super().__init__()
-        self.reduce = reduce
+@pytest.mark.parametrize("x", [X, X[:1], np.repeat(X[:1], 24, axis=0)], ids=["rows", "one row", "equal rows"])
+def test_a_sum_given_to_add_loss(x: Any, make_loop: Any) -> None:
+    def net(reduce: Any) -> Any:
+        return sequential((4,), L.Dense(3), AddsInTraining(reduce, always=True), L.Dense(1))
 
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * self.reduce(ops.square(x)))
-        return x
-
-
-def test_a_sum_given_to_add_loss(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"for 3 rows.*Add a mean over the rows"):
-        check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.sum), L.Dense(1))), X, X[:, :1])
-    check(make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Adds(ops.mean), L.Dense(1))), X, X[:, :1])
+    with pytest.raises(StepError, match=r"for \d rows.*Add a mean over the rows"):
+        check(make_loop(TWO, lambda: net(ops.sum)), x, x[:, :1])
+    check(make_loop(TWO, lambda: net(ops.mean)), x, x[:, :1])
 
 
 @pytest.mark.parametrize("before", [(), (L.BatchNormalization, L.Dropout)], ids=["plain", "known to depend on the cut"])
@@ -51,15 +45,18 @@ def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> N
 _USES_ALL = r"on the other examples of its batch, on how many.*\(training=True\)"
 
 
-class _InTraining(L.Layer):  # type: ignore[name-defined]
-    def __init__(self, change: Any) -> None:
+class _Applies(L.Layer):
+    """A function in training alone, or always."""
+
+    def __init__(self, function: Any, *, always: bool = False) -> None:
         super().__init__()
-        self.change = change
+        self.function, self.always = function, always
 
     def call(self, x: Any, training: bool = False) -> Any:
-        return self.change(x) if training else x
+        return self.function(x) if training or self.always else x
 
 
+@pytest.mark.parametrize("known", [(), pytest.param((L.BatchNormalization,), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "change",
     [
@@ -69,20 +66,21 @@ class _InTraining(L.Layer):  # type: ignore[name-defined]
     ],
     ids=["neighbours", "centered", "number of rows"],
 )
-def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, make_loop: Any) -> None:
-    def net(change: Any, *known: Any) -> Any:
-        return sequential((4,), L.Dense(8), *known, _InTraining(change), L.Dense(1))
+def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, known: Any, make_loop: Any) -> None:
+    """Beside one that is known to; the fast test beside Dropout: below."""
 
-    for known in ((), (L.BatchNormalization,)):
-        with pytest.raises(StepError, match=_USES_ALL):
-            check(make_loop(TWO, lambda known=known: net(change, *[kind() for kind in known])), X, X[:, :1])
+    def net() -> Any:
+        return sequential((4,), L.Dense(8), *(kind() for kind in known), _Applies(change), L.Dense(1))
+
+    with pytest.raises(StepError, match=_USES_ALL):
+        check(make_loop(TWO, net), X, X[:, :1])
 
 
 def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> None:
     """And one that does not, which raises no alarm."""
 
     def net(change: Any, *layers: Any) -> Any:
-        return sequential((4,), L.Dense(8), *layers, L.Dropout(0.3), _InTraining(change), L.Dense(1))
+        return sequential((4,), L.Dense(8), *layers, L.Dropout(0.3), _Applies(change), L.Dense(1))
 
     with pytest.raises(StepError, match=_USES_ALL):
         check(make_loop(TWO, lambda: net(lambda x: x + ops.roll(x, 1, 0))), X, X[:, :1])
@@ -127,8 +125,10 @@ def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_l
         check(loop, X, X[:, :1])
 
 
-@pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize("units", [3, 4, 6])
+@pytest.mark.parametrize(
+    ("units", "classes"),
+    [(3, 3), (4, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, 1), (4, 3), (6, 1), (6, 3)])],
+)
 def test_a_draw_of_rows_may_have_the_shape_of_a_weight(units: int, classes: int, make_loop: Any) -> None:
     def net() -> Any:
         noise = [L.Dropout(0.5), L.GaussianNoise(0.3)]
@@ -150,12 +150,6 @@ class _OnWeights(L.Layer):  # type: ignore[name-defined]
 
 def test_a_draw_for_a_weight_is_the_same_for_all_rows(make_loop: Any) -> None:
     check(make_loop(TWO, lambda: sequential((3,), _OnWeights(), L.Dense(1))), X[:, :3], X[:, :1])
-
-
-@pytest.mark.parametrize("x", [X[:1], np.repeat(X[:1], 24, axis=0)], ids=["one row", "equal rows"])
-def test_a_sum_given_to_add_loss_shows_on_any_rows(x: Any, make_loop: Any) -> None:
-    with pytest.raises(StepError, match="Add a mean over the rows"):
-        check(make_loop(TWO, lambda: sequential((4,), _Adds(ops.sum), L.Dense(1))), x, x[:, :1])
 
 
 @pytest.mark.parametrize(
@@ -193,15 +187,6 @@ def test_an_output_of_one_row(change: Any, make_loop: Any) -> None:
         check(make_loop(TWO, net), X, X[:, :1])
 
 
-class _Applies(L.Layer):
-    def __init__(self, function: Any, *, always: bool) -> None:
-        super().__init__()
-        self.function, self.always = function, always
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.function(x) if training or self.always else x
-
-
 @pytest.mark.parametrize("always", [True, False])
 @pytest.mark.parametrize(
     "function",
@@ -221,26 +206,16 @@ def test_what_depends_on_the_place_of_a_row(function: Any, always: bool, make_lo
         check(make_loop(TWO, net), X, X[:, :1])
 
 
-@pytest.mark.parametrize("always", [True, False])
-def test_what_a_generator_draws_may_depend_on_the_place(always: bool, make_loop: Any) -> None:
+@pytest.mark.parametrize("beside", [(), (L.BatchNormalization, L.Dropout)], ids=["alone", "beside others"])
+@pytest.mark.parametrize("always", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_what_a_generator_draws_may_depend_on_the_place(always: bool, beside: Any, make_loop: Any) -> None:
     def net() -> Any:
         noise = _Applies(lambda x: x + keras.random.normal(ops.shape(x), seed=noise.seed), always=always)
         noise.seed = keras.random.SeedGenerator(3)
-        return sequential((4,), L.Dense(8), L.Dropout(0.5), L.BatchNormalization(), noise, L.Dense(1))
+        others = [kind(*(0.5,) * (kind is L.Dropout)) for kind in beside]
+        return sequential((4,), L.Dense(8), *others, noise, L.Dense(1))
 
     check(make_loop(TWO, net), X, X[:, :1])
-
-
-def test_noise_in_evaluation_too_is_no_mixing(make_loop: Any) -> None:
-    class Sampling(L.Layer):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seeds = keras.random.SeedGenerator(3)
-
-        def call(self, x: Any) -> Any:
-            return x + keras.random.normal(ops.shape(x), seed=self.seeds)
-
-    check(make_loop(TWO, lambda: sequential((4,), Sampling(), L.Dense(1))), X, X[:, :1])
 
 
 _NO_MEAN: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from first_batch_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
 from installed_versions import KERAS, needs_keras
+from step_helpers import with_policy
 from training_helpers import line_net, sequential
 
 import mirrorkit as mk
@@ -154,7 +155,10 @@ def test_every_metric_of_keras_is_checked() -> None:
     assert made - {"Metric", "Mean", "MeanMetricWrapper", "Sum"} == checked
 
 
-@pytest.mark.parametrize("kind", METRICS)
+RARE = ("binary", "counts")  # the same kinds of states as others have
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in RARE)) for k in METRICS])
 def test_silent_on_metrics_of_keras(kind: str, make_loop: Any) -> None:
     """With the weights of examples and without."""
     net, y, metrics = METRICS[kind]
@@ -188,29 +192,25 @@ def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> Non
     check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=24), "mood": rng.uniform(size=24)})
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+LOW_PRECISION = ("mixed_bfloat16", "mixed_float16")
+
+
+@pytest.mark.parametrize("policy", LOW_PRECISION)
 def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
     def net() -> Any:
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(policy)
-        try:
+        with with_policy(policy):
             return sequential((4,), *[L.Dense(32, activation="relu") for _ in range(6)], L.Dense(1, dtype="float32"))
-        finally:
-            keras.config.set_dtype_policy(before)
 
     check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
 
 
 @needs_keras((3, 14), "an activity regulariser that is a mean over the rows")
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", ["float32", *(pytest.param(p, marks=pytest.mark.slow) for p in LOW_PRECISION)])
 def test_silent_on_activity_regularisers(policy: str, make_loop: Any) -> None:
     def net() -> Any:
-        keras.config.set_dtype_policy(policy)
-        try:
+        with with_policy(policy):
             hidden = L.Dense(64, activation="relu", activity_regularizer="l2")
             return sequential((4,), hidden, L.ActivityRegularization(0.1), L.Dense(1, dtype="float32"))
-        finally:
-            keras.config.set_dtype_policy("float32")
 
     for seed in range(2):
         x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")

@@ -122,7 +122,7 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any) -
     make_loop(TWO, net, unchecked=("rows",)).fit(data, verbose=0)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["halves", "top 4", "an assert"])
 def test_what_cannot_run_on_few_rows_is_refused(name: str, accumulate: int, make_loop: Any) -> None:
     def of_rows(x: Any) -> Any:  # of which each gives something else for a share of a batch
@@ -151,7 +151,7 @@ def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
         check(make_loop(TWO, net, loss="mse", metrics=[f1]), X, BINARY)
 
 
-@pytest.mark.parametrize("length", [6, 128])
+@pytest.mark.parametrize("length", [pytest.param(6, marks=pytest.mark.slow), 128])
 def test_recurrent_layers_are_checked_and_over_many_steps_traced(length: int, make_loop: Any) -> None:
     traced: list[bool] = []
 
@@ -216,7 +216,7 @@ def test_outputs_whose_rows_are_no_examples(make_loop: Any) -> None:
 def test_a_model_that_has_converged_is_not_refused(make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((4,), L.Dense(1)), loss="mse")
     draws = np.random.default_rng(1)
-    for _ in range(8):  # the gradients are what rounding leaves: they differ by as much as they are large
+    for _ in range(4):  # the gradients are what rounding leaves: they differ by as much as they are large
         loop.step.model.set_weights([draws.normal(size=(4, 1)), draws.normal(size=1)])
         x = np.repeat(draws.normal(size=(1, 4)), 24, axis=0).astype("float32")
         loop.step.for_loop(loop.strategy).checked.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -77,15 +78,17 @@ def test_rounding_is_no_difference(others):
     require_same_results(step_of(), BATCH, training=True)
 
 
-def test_the_worker_with_another_loss_is_named(others):
-    others(same, other(0, 1.1))
-    with pytest.raises(ClusterError, match=r"the loss is .* on worker 2 and .* on worker 0"):
-        require_same_results(step_of(), BATCH, training=True)
-
-
-def test_the_weight_with_another_gradient_is_named(others):
-    others(other(3, 1.5))
-    with pytest.raises(ClusterError, match=r"dense_1/kernel' is .* on worker 1 and"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((same, other(0, 1.1)), r"the loss is .* on worker 2 and .* on worker 0"),
+        ((other(3, 1.5),), r"dense_1/kernel' is .* on worker 1 and"),
+    ],
+    ids=["loss", "gradient"],
+)
+def test_the_worker_with_another_result_is_named(others, changes, words):
+    others(*changes)
+    with pytest.raises(ClusterError, match=words):
         require_same_results(step_of(), BATCH, training=True)
 
 
@@ -105,17 +108,18 @@ def test_nothing_is_changed_and_all_workers_draw_the_same(others):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {"accumulate": 2}, {"loss_scale": 8.0}, {"clip_norm": 1.0}])
-def test_options_of_a_step(others, options):
-    sent = others(same)
-    require_same_results(step_of(**options), BATCH, training=True)
-    assert np.isfinite(sent[0]).all()
+L = keras.layers
+STEPS = {
+    **{str(one): functools.partial(step_of, **one) for one in ({"jit_compile": True}, {"accumulate": 2})},
+    **{str(one): functools.partial(step_of, **one) for one in ({"loss_scale": 8.0}, {"clip_norm": 1.0})},
+    "recurrent, and one without gradient": lambda: step_of(L.Reshape((3, 1)), L.LSTM(4), L.Dense(2, trainable=False)),
+}
 
 
-def test_recurrent_layers_and_layers_without_gradient(others):
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+def test_any_step(others, make):
     sent = others(same)
-    layers = [keras.layers.Reshape((3, 1)), keras.layers.LSTM(4), keras.layers.Dense(2, trainable=False)]
-    require_same_results(step_of(*layers), BATCH, training=True)
+    require_same_results(make(), BATCH, training=True)
     assert np.isfinite(sent[0]).all()
 
 
