@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training_helpers import sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -18,13 +19,14 @@ Sparse = keras.losses.SparseCategoricalCrossentropy
 
 
 @pytest.fixture
-def loop_of(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
+def loop_of(make_loop: Callable[..., mk.train.Loop]) -> Callable[..., mk.train.Loop]:
     def make(loss: Any, *shape: int) -> mk.train.Loop:
-        strategy = strategy_of("mirrored", 2)
-        with strategy.scope():
-            layers = [L.Dense(4 * int(np.prod(shape)), activation="softmax"), L.Reshape([*shape, 4])]
-            model, optimizer = keras.Sequential([keras.Input((8,)), *layers]), keras.optimizers.SGD(0.01)
-        return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=2)
+        units = 4 * int(np.prod(shape))
+
+        def net() -> Any:
+            return sequential((8,), L.Dense(units, activation="softmax"), L.Reshape([*shape, 4]))
+
+        return make_loop(("mirrored", 2), net, loss=loss, steps_per_call=2)
 
     return make
 
@@ -76,6 +78,7 @@ def test_labels_that_a_loss_ignores_are_right(loop_of: Any, ignored: int) -> Non
 
 def test_labels_that_a_map_makes_anew_are_not_looked_at(loop_of: Any) -> None:
     data = mk.data.arrays(X, np.full(40, 9))
-    loop_of(Sparse()).fit(mk.data.batches(data, global_batch_size=10, map=lambda x, y: (x, y - 7)), verbose=0)
+    loop = loop_of(Sparse())
+    loop.fit(mk.data.batches(data, global_batch_size=10, map=lambda x, y: (x, y - 7)), verbose=0)
     with pytest.raises(DataError, match=r"example 0 .* is 9"):
-        loop_of(Sparse()).fit(mk.data.batches(data, global_batch_size=10), verbose=0)
+        loop.fit(mk.data.batches(data, global_batch_size=10), verbose=0)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import classifier, line_net, plain_dataset
+from training_helpers import assert_same_logs, classifier, keras_twin, line_net, plain_dataset
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -112,7 +111,7 @@ def test_a_result_may_be_a_variable(make_loop: Any, numbers: Any) -> None:
         assert history[name] == [60.0]
 
 
-def test_an_output_may_be_a_variable(strategy_of: Any) -> None:
+def test_an_output_may_be_a_variable(make_loop: Any) -> None:
     class Bias(L.Layer):  # type: ignore[name-defined, misc]
         def build(self, shape: Any) -> None:
             self.bias = self.add_weight(shape=(4, 1), initializer="ones")
@@ -128,12 +127,9 @@ def test_an_output_may_be_a_variable(strategy_of: Any) -> None:
         def call(self, x: Any) -> Any:
             return self.bias(x)
 
-    strategy = strategy_of("one_device", 1)
-    with strategy.scope():
-        model, optimizer = Net(), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    loop = make_loop(("one_device", 1), Net)
     loop.fit(plain_dataset(np.ones([4, 2], np.float32), np.zeros([4, 1], np.float32), batch=4), verbose=0)
-    np.testing.assert_allclose(model.bias.bias, np.full([4, 1], 1 - 0.1 * 2 / 4), rtol=1e-6)
+    np.testing.assert_allclose(loop.step.model.bias.bias, np.full([4, 1], 1 - 0.1 * 2 / 4), rtol=1e-6)
 
 
 def test_a_function_is_a_metric_by_the_name_that_keras_gives_it(make_loop: Any, numbers: Any) -> None:
@@ -200,16 +196,15 @@ class Rates(keras.metrics.Metric):  # type: ignore[name-defined, misc]
 
 def _assert_as_in_keras(make_loop: Any, net: Any, batches: Any, **compiled: Any) -> None:
     """The same names and values of fit, with validation."""
-    made = {name: make() for name, make in compiled.items()}
-    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.SGD(0.01), **made)
-    model = net()
-    model.set_weights(loop.step.model.get_weights())
-    model.compile(keras.optimizers.SGD(0.01), **{"loss": "mse"} | {name: make() for name, make in compiled.items()})
-    expected = model.fit(batches, epochs=2, validation_data=batches, verbose=0).history
-    found = loop.fit(batches, epochs=2, validation_data=batches, verbose=0).history
-    assert set(found) == set(expected)
-    for name, values in expected.items():
-        np.testing.assert_allclose(np.array(found[name]), np.array(values), rtol=1e-5, err_msg=name)
+
+    def made() -> dict[str, Any]:
+        return {"loss": "mse", **{name: make() for name, make in compiled.items()}}
+
+    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.SGD(0.01), **made())
+    model = keras_twin(net, loop)
+    model.compile(keras.optimizers.SGD(0.01), **made())
+    expected, found = (one.fit(batches, validation_data=batches, verbose=0).history for one in (model, loop))
+    assert_same_logs(found, expected, rtol=1e-5)
 
 
 def test_a_metric_of_several_numbers_gives_the_names_of_keras(make_loop: Any, numbers: Any) -> None:

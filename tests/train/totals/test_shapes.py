@@ -155,12 +155,16 @@ def test_metrics_that_fit(metric: Any, y: Any, y_pred: Any) -> None:
     assert len(Metrics([metric], None, [Output(None, tf.TensorSpec(y), tf.TensorSpec(y_pred), None)]).names) == 1
 
 
-def fitted(strategy: Any, batch: int, net: Callable[[], Any], y: Any, evaluates: bool = False, **options: Any) -> Any:
-    with strategy.scope():
-        model, optimizer = net(), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, **options))
-    data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), y)).batch(batch)
-    return loop.evaluate(data) if evaluates else loop.fit(data, verbose=0).history
+@pytest.fixture
+def fitted(make_loop: Any) -> Callable[..., Any]:
+    """`fitted(where, batch, net, y, evaluates=False, **options)`: the logs of a fit or an evaluation."""
+
+    def run(where: Any, batch: int, net: Any, y: Any, evaluates: bool = False, **options: Any) -> Any:
+        loop = make_loop(where, net, **options)
+        data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), y)).batch(batch)
+        return loop.evaluate(data) if evaluates else loop.fit(data, verbose=0).history
+
+    return run
 
 
 def ten() -> Any:
@@ -171,20 +175,19 @@ def ten() -> Any:
     ("where", "batch", "evaluates"), [(("one_device", 1), 10, False), (("mirrored", 2), 20, True)], ids=str
 )
 def test_not_even_where_the_rows_are_as_many_as_the_outputs(
-    where: Any, batch: int, evaluates: bool, strategy_of: Any
+    where: Any, batch: int, evaluates: bool, fitted: Any
 ) -> None:
     """Keras trains every target on every output there, and so would a replica with ten rows."""
     with pytest.raises(StepError, match=r"\[N\] for outputs \[N, 10\]") as raised:
-        fitted(strategy_of(*where), batch, ten, np.ones(40, "float32"), evaluates, loss="mse")
+        fitted(where, batch, ten, np.ones(40, "float32"), evaluates, loss="mse")
     assert "unchecked=('loss',)" in str(raised.value)
 
 
-def test_whoever_knows_better_gets_what_keras_does(strategy_of: Any) -> None:
+def test_whoever_knows_better_gets_what_keras_does(fitted: Any) -> None:
     y, options = np.arange(40, dtype="float32"), {"loss": "mse", "metrics": [keras.metrics.MeanSquaredError(name="m")]}
     with pytest.raises(StepError, match=r"metric 'm' .* does not take targets"):
-        fitted(strategy_of("one_device", 1), 10, ten, y, **options, unchecked=("loss",))
-    keras.utils.set_random_seed(0)
-    losses = fitted(strategy_of("one_device", 1), 10, ten, y, loss="mse", unchecked=("loss",))["loss"]
+        fitted(("one_device", 1), 10, ten, y, **options, unchecked=("loss",))
+    losses = fitted(("one_device", 1), 10, ten, y, loss="mse", unchecked=("loss",))["loss"]
     keras.utils.set_random_seed(0)
     model = ten()
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -192,15 +195,13 @@ def test_whoever_knows_better_gets_what_keras_does(strategy_of: Any) -> None:
     assert losses == pytest.approx(model.fit(data, verbose=0).history["loss"], rel=1e-5)
 
 
-def test_weights_of_the_data_are_looked_at(strategy_of: Any) -> None:
-    with strategy_of("one_device", 1).scope():
-        step = mk.train.Step(ten(), keras.optimizers.SGD(0.1), loss="mse")
+def test_weights_of_the_data_are_looked_at(make_loop: Any) -> None:
     ones = [np.ones((40, size), "float32") for size in (4, 10, 10)]
     with pytest.raises(StepError, match=r"weights \[N, 10\]"):
-        mk.train.Loop(strategy_of("one_device", 1), step).fit(tf.data.Dataset.from_tensor_slices(tuple(ones)).batch(8))
+        make_loop(("one_device", 1), ten).fit(tf.data.Dataset.from_tensor_slices(tuple(ones)).batch(8))
 
 
-def test_an_output_is_named(strategy_of: Any) -> None:
+def test_an_output_is_named(fitted: Any) -> None:
     def two() -> Any:
         x = keras.Input((4,))
         return keras.Model(x, {"kind": L.Dense(3)(x), "size": L.Dense(1)(x)})
@@ -208,10 +209,10 @@ def test_an_output_is_named(strategy_of: Any) -> None:
     y = {"kind": np.zeros(40, "int64"), "size": np.zeros(40, "float32")}
     losses = {"kind": "categorical_crossentropy", "size": "mse"}
     with pytest.raises(StepError, match=r"kind_loss \(categorical_crossentropy\) .*targets \[N\]"):
-        fitted(strategy_of("mirrored", 2), 8, two, y, loss=losses)
+        fitted(("mirrored", 2), 8, two, y, loss=losses)
 
 
-def test_the_shape_that_counts_is_that_of_the_call(strategy_of: Any) -> None:
+def test_the_shape_that_counts_is_that_of_the_call(fitted: Any) -> None:
     """A layer may say another one."""
 
     class Wrong(L.Dense):
@@ -225,22 +226,19 @@ def test_the_shape_that_counts_is_that_of_the_call(strategy_of: Any) -> None:
         return keras.Sequential([keras.Input((4,)), Wrong(3)])
 
     y = np.ones((40, 3), "float32")
-    assert len(fitted(strategy_of("one_device", 1), 8, net, y, loss="mse")["loss"]) == 1
+    assert len(fitted(("one_device", 1), 8, net, y, loss="mse")["loss"]) == 1
     with pytest.raises(StepError, match=r"\[N, 2\] for outputs \[N, 3\]"):
-        fitted(strategy_of("one_device", 1), 8, net, y[:, :2], loss="mse")
+        fitted(("one_device", 1), 8, net, y[:, :2], loss="mse")
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_later_data_of_other_shapes_is_checked_too(replicas: int, strategy_of: Any) -> None:
+def test_later_data_of_other_shapes_is_checked_too(replicas: int, make_loop: Any) -> None:
     x = np.ones([12, 4], np.float32)
     fits, stretched = (
         mk.data.batches(mk.data.arrays(x, np.ones(shape, np.float32)), global_batch_size=3)  # as many as outputs
         for shape in ((12, 3), (12,))
     )
-    strategy = strategy_of("mirrored", replicas)
-    with strategy.scope():
-        model, optimizer = keras.Sequential([keras.Input((4,)), L.Dense(3)]), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
+    loop = make_loop(("mirrored", replicas), lambda: keras.Sequential([keras.Input((4,)), L.Dense(3)]))
     loop.fit(fits, verbose=0)
     for use in (
         lambda: loop.fit(stretched, epochs=2, verbose=0),
