@@ -30,6 +30,42 @@ def net() -> Any:
     return keras.Model(words, L.Dense(1)(L.GlobalAveragePooling1D()(table()(words))))
 
 
+def words_input() -> Any:
+    """An Input of the words of examples."""
+    return keras.Input((WORDS,), dtype="int64")
+
+
+def line_on(*between: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    """A net: rows of a table with these options, the layers, a mean over the words where they leave any, and a line."""
+
+    def make_net() -> Any:
+        x = words_input()
+        h = table(**options)(x)
+        for make in between:
+            h = make()(h)
+        return keras.Model(x, L.Dense(1)(h if len(h.shape) == 2 else L.GlobalAveragePooling1D()(h)))
+
+    return make_net
+
+
+class Tied(L.Layer):
+    """Scores each row of a table, and takes the mean."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def call(self, x: Any) -> Any:
+        scores = keras.ops.matmul(x, keras.ops.transpose(self.shared.embeddings))
+        return keras.ops.logsumexp(scores, -1, keepdims=True)
+
+
+def tied() -> Any:
+    """A net that multiplies with the table whose rows it looks up."""
+    x, shared = words_input(), table()
+    return keras.Model(x, Tied(shared)(L.GlobalAveragePooling1D()(shared(x))))
+
+
 def words(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Ids [count, 5], which repeat within examples, batches and replicas, and targets [count, 1]."""
     rng = np.random.default_rng(seed)

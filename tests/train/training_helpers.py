@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 
 # Two replicas are what most other tests take, and the table of equivalence has one to four of each.
@@ -72,6 +73,26 @@ def fit_both(
     assert_same_logs(found, {(renamed or {}).get(name, name): v for name, v in expected.items()}, rtol, atol)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < apart
     return found, loop, model
+
+
+def fit_compiled(
+    strategy: tf.distribute.Strategy, make: Callable[[], Any], data: Any, *, apart: float = 1e-5, **fit: Any
+) -> tuple[Any, Any]:
+    """Train the compiled model that `make` returns with Keras's own fit, and with a loop: histories and weights agree.
+
+    Returns the loop and Keras's model.
+    """
+    keras.utils.set_random_seed(0)
+    model = make()
+    given = {"epochs": 2, "verbose": 0, **fit}
+    expected = model.fit(data, **given).history
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        ours = make()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(ours))
+    assert_same_logs(loop.fit(data, **given).history, expected, rtol=2e-5, atol=1e-6)
+    assert largest_difference(ours.get_weights(), model.get_weights()) < apart
+    return loop, model
 
 
 class Interrupted(Exception):
