@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference
+from training_helpers import fit_compiled, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -42,37 +42,32 @@ class Centered(L.Layer):
         return x - self.mean
 
 
-def _compiled(layer: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1), **options: Any) -> Any:
+def _compiled(
+    layer: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1), loss_of: Any = lambda model: "mse", **options: Any
+) -> Any:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh"), layer(), L.Dense(1, **options)])
-    model.compile(optimizer(), "mse")
+    model.compile(optimizer(), loss_of(model))
     return model
 
 
-def _apart(strategy: tf.distribute.Strategy, layer: Any, batch: int, *, unknown: bool = False) -> float:
-    """How far weights and history are from those of Keras's `fit` without a strategy."""
-    few = {"epochs": 2, "verbose": 0}
-    model = _compiled(layer)
-    of_keras = model.fit(X, Y, batch_size=batch, shuffle=False, validation_data=(X[:12], Y[:12]), **few).history
-    expected = [*model.get_weights(), of_keras["loss"], of_keras["val_loss"]]
-    with strategy.scope():
-        model = _compiled(layer)
-    data = _data(batch)
-    if unknown:
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    history = loop.fit(data, validation_data=_data(12, rows=12), **few).history
-    return largest_difference([*model.get_weights(), history["loss"], history["val_loss"]], expected)
+def _as_keras(strategy: tf.distribute.Strategy, layer: Any, data: Any, **options: Any) -> None:
+    """Weights and history are those of Keras's `fit` without a strategy."""
+    validation = plain_dataset(X[:12], Y[:12], batch=12)
+    fit_compiled(strategy, lambda: _compiled(layer, **options), data, apart=1e-6, validation_data=validation)
 
 
-def _data(batch: int = 12, rows: int = 36) -> mk.data.Batches:
-    return mk.data.batches(mk.data.arrays(X[:rows], Y[:rows]), global_batch_size=batch)
+def _data(batch: int = 12) -> tf.data.Dataset:
+    """Batches whose size is known beforehand."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch, drop_remainder=True)
 
 
-@pytest.mark.parametrize(("where", "batch"), [(("one_device", 1), 4), (("mirrored", 3), 12)])
+@pytest.mark.parametrize(
+    ("where", "batch"), [pytest.param(("one_device", 1), 4, marks=pytest.mark.slow), (("mirrored", 3), 12)]
+)
 def test_a_layer_whose_call_is_a_tf_function_is_trained(where: Any, batch: int, strategy_of: Any) -> None:
     """A replica has four rows, as the sample that was checked before: the trace for these is not used again."""
-    assert _apart(strategy_of(*where), Traced, batch) < 1e-6
+    _as_keras(strategy_of(*where), Traced, _data(batch))
 
 
 def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
@@ -89,7 +84,7 @@ def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
 
 
 def test_no_gradient_flows_through_an_assigned_variable(strategy_of: Any) -> None:
-    assert _apart(strategy_of("one_device", 1), Centered, 12) < 1e-6
+    _as_keras(strategy_of("one_device", 1), Centered, _data())
 
 
 class Queue(L.Layer):
@@ -106,7 +101,7 @@ class Queue(L.Layer):
 
 
 def test_a_state_whose_new_shape_is_not_known_is_one_too(strategy_of: Any) -> None:
-    assert _apart(strategy_of("one_device", 1), Queue, 12, unknown=True) < 1e-6
+    _as_keras(strategy_of("one_device", 1), Queue, plain_dataset(X, Y, batch=12))
 
 
 class Tied(keras.constraints.Constraint):
@@ -139,36 +134,6 @@ def test_an_update_that_reads_what_it_writes_is_refused(what: str, where: Any, s
         loop.fit(_data(), verbose=0)
 
 
-class OwnStep(keras.Sequential):  # type: ignore[name-defined, misc]
-    """Makes its update on each replica, by that replica's own variables."""
-
-    def train_step(self, data: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((data[1] - self(data[0], training=True)) ** 2)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-
-def test_an_own_train_step_may_read_what_its_update_writes(strategy_of: Any) -> None:
-    found = []
-    for strategy in (None, strategy_of("mirrored", 2)):
-        keras.utils.set_random_seed(0)
-        with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
-            other = L.Dense(5, "tanh")
-            model = OwnStep([keras.Input((4,)), other, L.Dense(5, "tanh", kernel_constraint=Tied(other)), L.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.1))
-        if strategy is None:
-            model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
-        else:
-            data = _data()
-            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
-            for weight in model.weights:
-                first, *others = [copy.numpy() for copy in strategy.experimental_local_results(weight.value)]
-                assert all(np.array_equal(first, one) for one in others)
-        found.append(model.get_weights())
-    assert largest_difference(*found) < 1e-6
-
-
 @pytest.mark.parametrize("name", ["apply", "apply_gradients", "update_step"])
 def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str) -> None:
     optimizer = keras.optimizers.SGD(0.1)
@@ -178,29 +143,14 @@ def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str
 
 
 def test_a_loss_may_read_the_weights_of_the_model(strategy_of: Any) -> None:
-    """A small penalty, which the comparison of the first batch would let pass."""
-
-    def trained(strategy: Any, *, by_keras: bool = False) -> list[np.ndarray]:
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh"), L.Dense(1)])
-            optimizer = keras.optimizers.SGD(0.1)
-
+    def penalized(model: Any) -> Any:
         def loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-            penalty = sum(keras.ops.sum(layer.kernel**2) for layer in model.layers)
-            return keras.ops.mean((y - y_pred) ** 2, -1) + 1e-4 * penalty
+            penalty = sum(keras.ops.sum(weight**2) for weight in model.trainable_variables)
+            return keras.ops.mean((y - y_pred) ** 2, -1) + 0.01 * penalty
 
-        model.compile(optimizer, loss)
-        if by_keras:
-            model.fit(X, Y, batch_size=12, epochs=10, shuffle=False, verbose=0)
-        else:
-            data = _data()
-            mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=10, verbose=0)
-        return list(model.get_weights())
+        return loss
 
-    found = trained(strategy_of("mirrored", 2))
-    expected = trained(tf.distribute.get_strategy(), by_keras=True)
-    assert largest_difference(found, expected) < 2e-6
+    _as_keras(strategy_of("mirrored", 2), L.Identity, _data(), loss_of=penalized)
 
 
 def test_a_model_that_runs_eagerly_is_refused() -> None:

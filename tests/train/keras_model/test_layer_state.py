@@ -1,4 +1,4 @@
-"""Layer state on N replicas: Dropout's seeds, counters, frozen and synchronized layers.
+"""Layer state on N replicas: Dropout's seeds, counters, frozen layers.
 
 The equivalence table has BatchNorm's statistics, seeds that stay, and copies that are equal (tests/equivalence).
 """
@@ -10,31 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, plain_dataset, sequential
+from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-def test_synchronized_batchnorm_within_another_layer_equals_one_replica(
-    make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
-    """In the model itself: test_synchronized.py."""
-
-    def net() -> Any:
-        synchronized = L.BatchNormalization(synchronized=True)
-        return sequential((4,), L.Reshape((2, 2)), L.TimeDistributed(synchronized), L.Flatten(), L.Dense(1))
-
-    weights = []
-    for where in (("one_device", 1), ("mirrored", 2)):
-        loop = make_loop(where, net)
-        loop.fit(plain_dataset(*numbers, batch=20), epochs=2, verbose=0)
-        assert_replicas_equal(loop)
-        weights.append(loop.step.model.get_weights())
-    assert largest_difference(*weights) < 1e-5  # measured: 3.6e-7
 
 
 def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:
