@@ -11,7 +11,7 @@ from test_examples import NUMBER, ROOT, run, told
 
 FOLDER = ROOT / "examples" / "by_feature"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-FAST = ("custom_step", "tf_data")
+FAST = ("tf_data",)
 # They lay out the CPU, enable reproducible mode, connect to a cluster, or take all devices that there are.
 OWN_PROCESS = ("parameter_server", "resume", "tf_config", "tf_distribute_strategy", "tpu")
 

@@ -39,20 +39,6 @@ def test_every_example_comes_once_in_batches_of_the_size_asked_for(draws):
     assert_same(collect(recipe.dataset(epoch, start)), got[start:])
 
 
-def test_skipped_batches_are_not_read():
-    seen = []
-
-    def spy(x, y):
-        tf.py_function(lambda part: seen.extend(part.numpy().ravel().tolist()), [x], [])
-        return x, y
-
-    recipe = data.batches(numbered(40), global_batch_size=4, map=spy)
-    recipe.dataset()  # looks at the map, once
-    seen.clear()
-    assert order_of(recipe, start=8) == list(range(32, 40))
-    assert sorted(seen) == list(range(32, 40))
-
-
 @pytest.mark.parametrize(("count", "drop", "batch"), [(40, False, 8), (41, True, 8), (41, False, None)])
 def test_batches_of_equal_size_have_a_static_one(count, drop, batch):
     for shuffle in (False, True):

@@ -88,7 +88,7 @@ def of_batches(shuffle):
     return collect(recipe.dataset(2))[1:], recipe.element_spec
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", SOME)
 def test_it_gives_what_batches_gives_and_workers_read_it_together(make, source):
     """Of the last batch, of 2 examples, some of the four replicas would get none."""
     shuffle = make is not data.records  # which shuffle in an order of their own: test_record_reading.py

@@ -180,6 +180,7 @@ def test_workers_with_other_items_notice_it():
     assert source_of(one).has_identity
 
 
+@pytest.mark.slow  # tests/fetching/test_served.py has the processes
 def test_processes_give_the_same_batches():
     options = {"global_batch_size": 16, "shuffle": True, "augment": [data.augment.flip()]}
     recipe = data.source(items_of(SPLIT), processes=2, **options)

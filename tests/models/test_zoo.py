@@ -66,7 +66,7 @@ def test_size_and_work_are_as_documented(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "wide_resnet")) for n in ZOO if n not in DEEP]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("resnet" in n)) for n in ZOO if n not in DEEP]
 )
 def test_pixels_of_uint8_and_float_give_the_same_logits(name, tmp_path):
     model = models.create(name, **SMALL[name]) if name in SMALL else created(name)
