@@ -27,9 +27,10 @@ def test_the_others_say_so_and_the_next_start_ends_with_the_same_bits(tmp_path, 
         assert [tasks[f"worker {i}"].end() for i in range(2)] == codes
     moment, _ = tasks[f"worker {1 - worker}"].line(said)
     assert moment - float((tmp_path / "happened").read_text()) < SECONDS
-    if event == "term":  # all have saved, at the step at which the signal came
+    if event == "term":  # all have saved, within the epoch in which the signal came
         assert all(task.says(said) for task in tasks.values())
-        assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-0000000036.npz"
+        newest = max(path.name for path in (tmp_path / "checkpoints").iterdir())
+        assert "step-0000000036.npz" <= newest <= "step-0000000040.npz"
     jobs.finished(tmp_path, jobs.WORKERS, tmp_path)
     assert not judged.changed(tmp_path)
 
