@@ -73,6 +73,21 @@ def test_a_reader_is_a_file(files):
         assert reader.read(10) == b""
 
 
+def test_what_the_network_makes_fail_is_tried_again(files, bucket, monkeypatch):
+    monkeypatch.setattr(object_storage.time, "sleep", lambda _: None)
+    (file,) = matching(files[2])
+    failures = iter([ConnectionError("reset"), OSError("503 Slow Down")])
+    cat = type(bucket).cat_file
+
+    def cat_file(self: Any, *args: Any, **options: Any) -> bytes:
+        if failure := next(failures, None):
+            raise failure
+        return cat(self, *args, **options)
+
+    monkeypatch.setattr(type(bucket), "cat_file", cat_file)
+    assert remote_files.read(file, 0, 6) == b"memory"
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
