@@ -31,18 +31,15 @@ class Network:
         server: its port.
         broken: the share of requests, and of answers, within which the connection breaks.
         busy: the share of connections that are answered by 503.
-        delay: seconds that each piece of an object waits.
-        objects: what the names of the objects contain whose uploads are delayed and counted.
+        delay: seconds that each piece of a checkpoint waits.
     """
 
-    def __init__(
-        self, server: int, *, broken: float = 0.0, busy: float = 0.0, delay: float = 0.0, objects: str = ".npz"
-    ) -> None:
+    def __init__(self, server: int, *, broken: float = 0.0, busy: float = 0.0, delay: float = 0.0) -> None:
         self.broken, self.busy, self.delay = broken, busy, delay
         self.faults = 0  # that have happened
         self.uploads = 0  # that have begun
         self.asked: Counter[tuple[str, str]] = Counter()  # how often: what GET requests ask for, and which bytes of it
-        self._server, self._random, self._objects = server, random.Random(0), objects.encode()
+        self._server, self._random = server, random.Random(0)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -75,7 +72,7 @@ class Network:
                     bytes_of = re.search(rb"\r\nrange: ([^\r]*)", piece, re.IGNORECASE)
                     self.asked[piece.split(b" ")[1].decode(), bytes_of[1].decode() if bytes_of else ""] += 1
                 if piece.startswith(_BEGIN):
-                    is_object = piece.startswith(b"PUT ") and self._objects in piece.partition(b"\r\n")[0]
+                    is_object = piece.startswith(b"PUT ") and b".npz" in piece.partition(b"\r\n")[0]
                     self.uploads += is_object
                     pieces = (
                         self._random.randrange(50 if is_object else 2) if self._random.random() < self.broken else -1

@@ -220,14 +220,6 @@ def test_an_unknown_submodule_names_the_known_ones():
         _ = mk.trian
 
 
-def test_the_version_is_the_one_of_the_metadata():
-    metadata = pytest.importorskip("importlib.metadata")
-    try:
-        assert metadata.version("mirrorkit") == mk.__version__
-    except metadata.PackageNotFoundError:
-        pytest.skip("mirrorkit is not installed, only on the path")
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "cure"),
     [

@@ -35,6 +35,7 @@ import strikes
 import watching
 from harness import machine
 from jobs import Seen, environment, processes, until
+from pages import put_between
 from soak_table import End, Struck
 from strikes import ALL, JOB, NOTHING, ONE, Strike
 from watching import STEPS_PER_EPOCH, newest_of, progress_of, unfinished_in
@@ -319,7 +320,7 @@ def main() -> int:
     text = soak_table.as_markdown(struck, ends)
     print(text)
     if options.write:
-        soak_table.put_into(options.write, text)
+        put_between(options.write, text, soak_table.BEGIN, soak_table.FINISH)
     return 1 if any(one.problems or getattr(one, "left", []) for one in (*struck, *ends)) else 0
 
 

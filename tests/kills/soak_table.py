@@ -14,7 +14,6 @@ sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in (""
 
 import strikes
 from harness import machine
-from pages import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ROOT / "docs" / "figures" / "soak.jsonl"
@@ -111,11 +110,6 @@ def as_markdown(struck: Sequence[Struck], ends: Sequence[End]) -> str:
     seeds = sorted({end.seed for end in ends})
     heading = f"{'; '.join(machines)}. Seed {', '.join(map(str, seeds))}. {'; '.join(made)}."
     return "\n".join([heading, "", *map(_row, parts), "", *map(_row, lines)])
-
-
-def put_into(page: Path, text: str) -> None:
-    """Write the tables between their marks."""
-    put_between(page, text, BEGIN, FINISH)
 
 
 def _place(kind: tuple[str, strikes.Strike]) -> tuple[int, int]:
