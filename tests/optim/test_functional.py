@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import KERAS
+from optim_helpers import gradients_of, made, named, tensors, variables_of
 
 from mirrorkit import optim, private
 from mirrorkit._keras import keras
@@ -22,10 +23,6 @@ _CLASSES = sorted(
     if inspect.isclass(cls) and issubclass(cls, keras.optimizers.Optimizer) and name not in _WRAPPERS | _ELSEWHERE
 )
 _SHAPES = [(3, 4), (4,), (2, 3, 2)]  # a matrix (Adafactor factors it, Muon orthogonalises it), a bias, a kernel
-
-
-def _schedule() -> Any:
-    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
 
 
 _OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -45,25 +42,7 @@ _OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 def _variables() -> list[Any]:
-    rng = np.random.default_rng(1)
-    return [keras.Variable(rng.normal(size=shape).astype("float32"), name=f"v{i}") for i, shape in enumerate(_SHAPES)]
-
-
-def _gradients(step: int) -> list[tf.Tensor]:
-    rng = np.random.default_rng(10 + step)
-    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in _SHAPES]
-
-
-def _make(name: str, options: dict[str, Any], variables: list[Any]) -> Any:
-    options = {"learning_rate": 0.05, "excluded": [], **options}
-    if options["learning_rate"] == "schedule":
-        options["learning_rate"] = _schedule()
-    excluded = options.pop("excluded")
-    optimizer = getattr(keras.optimizers, name)(**options)
-    if excluded:
-        optimizer.exclude_from_weight_decay(var_list=[variables[i] for i in excluded])
-    optimizer.build(variables)
-    return optimizer
+    return variables_of(_SHAPES)
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:
@@ -72,14 +51,12 @@ def _values(variables: list[Any]) -> list[np.ndarray]:
 
 def _run_both(name: str, options: dict[str, Any], *, steps: int = 2, missing: int | None = None) -> tuple[Any, Any]:
     """Weights and slots after `steps`, by `apply` on variables and by `functional_apply` on values."""
-    by_apply = _variables()
-    reference = _make(name, options, by_apply)
-    untouched = _variables()
-    optimizer = _make(name, options, untouched)
-    weights, slots = _tensors(untouched), _tensors(optimizer.variables)
+    by_apply, untouched = _variables(), _variables()
+    reference, optimizer = (made(name, options, variables) for variables in (by_apply, untouched))
+    weights, slots = tensors(untouched), tensors(optimizer.variables)
     before = _values([*untouched, *optimizer.variables])
     for step in range(steps):
-        gradients: list[Any] = _gradients(step)
+        gradients: list[Any] = gradients_of(untouched, step)
         if missing is not None:
             gradients[missing] = None
         reference.apply(gradients)
@@ -91,10 +68,6 @@ def _run_both(name: str, options: dict[str, Any], *, steps: int = 2, missing: in
     return expected, [np.asarray(value) for value in (*weights, *slots)]
 
 
-def _tensors(variables: list[Any]) -> list[tf.Tensor]:
-    return [tf.identity(tf.convert_to_tensor(variable.value)) for variable in variables]
-
-
 def _assert_equal(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
     assert len(expected) == len(found)
     for want, got in zip(expected, found, strict=True):
@@ -102,31 +75,29 @@ def _assert_equal(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(want, got)  # measured difference: 0, for every class and option below
 
 
-@pytest.mark.parametrize("name", _CLASSES)
-def test_equals_apply_for_every_keras_optimizer(name: str) -> None:
+_CASES = [*((name, {}) for name in _CLASSES), *_OPTIONS]
+
+
+@pytest.mark.parametrize(("name", "options"), _CASES, ids=named(_CASES))
+def test_equals_apply_for_every_keras_optimizer(name: str, options: dict[str, Any]) -> None:
     if name == "Muon" and KERAS < (3, 13):
         pytest.skip("in this Keras, Muon asks TensorFlow's variables for a path that they do not have")
-    expected, found = _run_both(name, {})
+    expected, found = _run_both(name, options)
     _assert_equal(expected, found)
     assert not np.array_equal(expected[0], _values(_variables())[0]), "the optimizer moved nothing: the test is empty"
-
-
-@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=[f"{n}-{'-'.join(o)}" for n, o in _OPTIONS])
-def test_equals_apply_with_options(name: str, options: dict[str, Any]) -> None:
-    _assert_equal(*_run_both(name, options))
 
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="this Keras has no ScheduleFreeAdamW")
 def test_schedule_free_adamw_follows_its_formula() -> None:
     """Keras's `apply` does not: on TensorFlow its `momentum_old` is the variable, so it reads the new value."""
     variables = _variables()
-    optimizer = _make("ScheduleFreeAdamW", {}, variables)
-    weights, slots = _tensors(variables), _tensors(optimizer.variables)
+    optimizer = made("ScheduleFreeAdamW", {}, variables)
+    weights, slots = tensors(variables), tensors(optimizer.variables)
     y = _values(variables)[0].astype("float64")
     x, z, velocity = y, y, np.zeros_like(y)
     for step in range(4):  # Defazio et al. 2024, arXiv:2405.15682, with Keras's 1 / step as the weight of the average
-        weights, slots = optim.functional_apply(optimizer, weights, slots, _gradients(step))
-        g = _gradients(step)[0].numpy()
+        weights, slots = optim.functional_apply(optimizer, weights, slots, gradients_of(variables, step))
+        g = gradients_of(variables, step)[0].numpy()
         velocity = 0.999 * velocity + 0.001 * g**2
         z = z - 0.05 * g / (np.sqrt(velocity / (1 - 0.999 ** (step + 1))) + 1e-8)
         x = x + (z - x) / (step + 1)
@@ -142,9 +113,10 @@ def test_constraints_are_applied() -> None:
         return variables
 
     by_apply, untouched = constrained(), constrained()
-    reference, optimizer = _make("Adam", {}, by_apply), _make("Adam", {}, untouched)
-    reference.apply(_gradients(0))
-    weights, _ = optim.functional_apply(optimizer, _tensors(untouched), _tensors(optimizer.variables), _gradients(0))
+    reference, optimizer = made("Adam", {}, by_apply), made("Adam", {}, untouched)
+    gradients = gradients_of(untouched, 0)
+    reference.apply(gradients)
+    weights, _ = optim.functional_apply(optimizer, tensors(untouched), tensors(optimizer.variables), gradients)
     _assert_equal(_values(by_apply), [np.asarray(weight) for weight in weights])
     assert np.linalg.norm(weights[0], axis=0).max() <= 0.5 + 1e-6
     assert np.min(weights[1]) >= 0
@@ -159,43 +131,30 @@ def test_a_weight_without_gradient_is_left_alone() -> None:
 
 def test_leaves_the_optimizer_itself_alone() -> None:
     variables = _variables()
-    optimizer = _make("Adam", {"use_ema": True}, variables)
+    optimizer = made("Adam", {"use_ema": True}, variables)
     cls, attributes = optimizer.__class__, dict(vars(optimizer))
-    optim.functional_apply(optimizer, _tensors(variables), _tensors(optimizer.variables), _gradients(0))
+    optim.functional_apply(optimizer, tensors(variables), tensors(optimizer.variables), gradients_of(variables, 0))
     assert optimizer.__class__ is cls is keras.optimizers.Adam
     assert vars(optimizer).keys() == attributes.keys()
     assert all(vars(optimizer)[name] is value for name, value in attributes.items())
-    optimizer.apply(_gradients(0))  # and it still works the usual way
+    optimizer.apply(gradients_of(variables, 0))  # and it still works the usual way
     assert int(optimizer.iterations) == 1
-
-
-def test_works_for_a_users_own_optimizer_class() -> None:
-    class SignSGD(keras.optimizers.Optimizer):
-        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            self.assign_sub(variable, keras.ops.sign(gradient) * keras.ops.cast(learning_rate, variable.dtype))
-
-    variables = _variables()
-    optimizer = SignSGD(learning_rate=0.5)
-    optimizer.build(variables)
-    weights, _ = optim.functional_apply(optimizer, _tensors(variables), _tensors(optimizer.variables), _gradients(0))
-    expected = _values(variables)[0] - 0.5 * np.sign(_gradients(0)[0])
-    np.testing.assert_array_equal(weights[0], expected)
 
 
 def test_is_pure_inside_a_traced_function() -> None:
     variables = _variables()
-    optimizer = _make("Adam", {}, variables)
-    values = _tensors([*variables, *optimizer.variables])
+    optimizer = made("Adam", {}, variables)
+    values = tensors([*variables, *optimizer.variables])
     count = len(variables)
 
     @tf.function(autograph=False)
     def apply(values: list[tf.Tensor], gradients: list[tf.Tensor]) -> Any:
         return optim.functional_apply(optimizer, values[:count], values[count:], gradients)
 
-    trace = apply.get_concrete_function(values, _gradients(0))
+    trace = apply.get_concrete_function(values, gradients_of(variables, 0))
     assert not trace.variables, "the traced function reads variables beside its arguments"
-    eager, _ = optim.functional_apply(optimizer, values[:count], values[count:], _gradients(0))
-    traced, _ = apply(values, _gradients(0))
+    eager, _ = optim.functional_apply(optimizer, values[:count], values[count:], gradients_of(variables, 0))
+    traced, _ = apply(values, gradients_of(variables, 0))
     for want, got in zip(eager, traced, strict=True):
         np.testing.assert_allclose(want, got, rtol=1e-6, atol=1e-7)
 
@@ -205,19 +164,12 @@ def test_keeps_bfloat16_weights_in_their_dtype() -> None:
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     optimizer.build(variables)
     gradient = tf.ones((2, 3), tf.bfloat16)
-    slots = _tensors(optimizer.variables)
-    weights, new_slots = optim.functional_apply(optimizer, _tensors(variables), slots, [gradient])
+    slots = tensors(optimizer.variables)
+    weights, new_slots = optim.functional_apply(optimizer, tensors(variables), slots, [gradient])
     assert weights[0].dtype == tf.bfloat16
     assert [slot.dtype for slot in new_slots] == [slot.dtype for slot in slots]
     optimizer.apply([gradient])
     np.testing.assert_array_equal(np.asarray(weights[0]), np.asarray(variables[0].value))
-
-
-def test_a_wrong_number_of_values_is_an_error() -> None:
-    variables = _variables()
-    optimizer = _make("SGD", {}, variables)
-    with pytest.raises(ValueError, match="zip"):
-        optim.functional_apply(optimizer, _tensors(variables)[:2], _tensors(optimizer.variables), _gradients(0)[:2])
 
 
 def test_the_private_names_of_keras_are_where_they_were() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from optim_helpers import OPTIONS, gradients_of, made, named, tensors, variables_of
 
 from mirrorkit import optim
 from mirrorkit._keras import keras
@@ -22,30 +23,11 @@ _JOINED = [[0, 2, 4], [1, 5, 7], [3], [6]]
 # of a tensor, where it is not worked on in a packet of eight.
 _BY_RSQRT = ("Adagrad", "Adadelta", "RMSprop")
 
-_OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((cls.__name__, {}) for cls in slots_._SLOTS),
-    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    ("SGD", {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), "momentum": 0.5}),
-    ("SGD", {"momentum": 0.9, "clipvalue": 0.1}),
-    ("Adam", {"amsgrad": True}),
-    ("AdamW", {"weight_decay": 0.2}),
-    ("RMSprop", {"momentum": 0.9, "centered": True}),
-]
+_OPTIONS = [*((cls.__name__, {}) for cls in slots_._SLOTS), *OPTIONS]
 
 
-def _variables(dtypes: tuple[str, ...] = ("float32",)) -> list[Any]:
-    rng = np.random.default_rng(1)
-    return [
-        keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"v{i}")
-        for dtype in dtypes
-        for i, shape in enumerate(_SHAPES)
-    ]
-
-
-def _make(name: str, options: dict[str, Any], variables: list[Any]) -> Any:
-    optimizer = getattr(keras.optimizers, name)(**{"learning_rate": 0.05, **options})
-    optimizer.build(variables)
-    return optimizer
+def _variables(*dtypes: str) -> list[Any]:
+    return variables_of(_SHAPES, dtypes or ("float32",))
 
 
 def _all(variables: list[Any]) -> list[list[bool]]:
@@ -71,11 +53,9 @@ def _train(optimizer: Any, variables: list[Any], *, joined: bool, steps: int = 3
         new_weights, new_slots = optim.functional_apply(joint.optimizer, *values)
         return joint.split(new_weights), joint.split_slots(new_slots)
 
-    weights, slots = ([tf.convert_to_tensor(v) for v in group] for group in (variables, optimizer.variables))
+    weights, slots = tensors(variables), tensors(optimizer.variables)
     for step in range(steps):
-        rng = np.random.default_rng(10 + step)
-        gradients = [tf.cast(rng.normal(size=v.shape), v.dtype) for v in variables]
-        weights, slots = update(weights, slots, gradients)
+        weights, slots = update(weights, slots, gradients_of(variables, step))
     return [value.numpy() for value in (*weights, *slots)]
 
 
@@ -90,10 +70,10 @@ def _assert_same(optimizer: Any, variables: list[Any]) -> None:
     assert not np.array_equal(joined[0], variables[0].numpy()), "the optimizer moved nothing: the test is empty"
 
 
-@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=[f"{n}-{'-'.join(o)}" for n, o in _OPTIONS])
+@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=named(_OPTIONS))
 def test_same_as_one_by_one(name: str, options: dict[str, Any]) -> None:
     variables = _variables()
-    optimizer = _make(name, options, variables)
+    optimizer = made(name, options, variables)
     assert _groups(optimizer, variables) == _JOINED
     _assert_same(optimizer, variables)
 
@@ -101,7 +81,7 @@ def test_same_as_one_by_one(name: str, options: dict[str, Any]) -> None:
 def test_a_constraint_of_a_weight_beside_joined_ones_is_kept() -> None:
     variables = _variables()
     variables[0].constraint = keras.constraints.MaxNorm(0.01)
-    optimizer = _make("Adam", {}, variables)
+    optimizer = made("Adam", {}, variables)
     assert optimizer.variables, "not built"
     assert any(0 not in group for group in _groups(optimizer, variables))
     assert float(np.max(np.linalg.norm(_train(optimizer, variables, joined=True)[0], axis=0))) < 0.011
@@ -109,8 +89,8 @@ def test_a_constraint_of_a_weight_beside_joined_ones_is_kept() -> None:
 
 
 def test_weights_of_different_dtypes_are_not_mixed() -> None:
-    variables = _variables(("float32", "bfloat16"))
-    optimizer = _make("AdamW", {"weight_decay": 0.2}, variables)
+    variables = _variables("float32", "bfloat16")
+    optimizer = made("AdamW", {"weight_decay": 0.2}, variables)
     n = len(_SHAPES)
     assert _groups(optimizer, variables) == sorted([*_JOINED, *[[i + n for i in group] for group in _JOINED]])
     _assert_same(optimizer, variables)
@@ -134,7 +114,7 @@ def test_weights_of_different_dtypes_are_not_mixed() -> None:
 )
 def test_nothing_is_joined_for_an_optimizer_that_looks_at_whole_weights(name: str, options: dict[str, Any]) -> None:
     variables = _variables()
-    optimizer = _make(name, options, variables)
+    optimizer = made(name, options, variables)
     assert _groups(optimizer, variables) == [[i] for i in range(len(variables))]
     assert Packed(optimizer, _all(variables)).optimizer is optimizer
 
@@ -155,18 +135,18 @@ def test_nothing_is_joined_for_a_subclass_or_where_slots_are_not_known(monkeypat
 def test_large_and_constrained_weights_stay_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = _variables()
     variables[0].constraint = keras.constraints.NonNeg()
-    assert _groups(_make("SGD", {}, variables), variables) == [[0], [1, 5, 7], [2], [3], [4], [6]]
+    assert _groups(made("SGD", {}, variables), variables) == [[0], [1, 5, 7], [2], [3], [4], [6]]
     monkeypatch.setattr(packed, "_SMALL", 4 * 7)  # bytes: the matrices have 8, 4 and 24 numbers
-    assert _groups(_make("SGD", {}, _variables()), _variables()) == [[0, 2, 4], [1], [3], [5], [6], [7]]
+    assert _groups(made("SGD", {}, _variables()), _variables()) == [[0, 2, 4], [1], [3], [5], [6], [7]]
 
 
 def test_weights_with_gradients_of_different_parts_are_not_joined() -> None:
     variables = _variables()
     second = [i == 5 for i in range(8)]  # a part of the loss that depends on one of the matrices alone
-    groups = _groups(_make("SGD", {}, variables), variables, [[True] * 8, second])
+    groups = _groups(made("SGD", {}, variables), variables, [[True] * 8, second])
     assert groups == [[0, 2, 4], [1], [3], [5], [6], [7]]
     none = [i not in (0, 2, 4) for i in range(8)]  # Keras warns of these by name
-    assert _groups(_make("SGD", {}, variables), variables, [none]) == [[0], [1, 5, 7], [2], [3], [4], [6]]
+    assert _groups(made("SGD", {}, variables), variables, [none]) == [[0], [1, 5, 7], [2], [3], [4], [6]]
 
 
 def test_exclusions_from_weight_decay_hold() -> None:
@@ -178,19 +158,7 @@ def test_exclusions_from_weight_decay_hold() -> None:
     _assert_same(optimizer, variables)
 
 
-def test_leaves_the_optimizer_alone() -> None:
-    variables = _variables()
-    optimizer = _make("AdamW", {"weight_decay": 0.1}, variables)
-    attributes, tracked = dict(vars(optimizer)), [*optimizer.variables]
-    _train(optimizer, variables, joined=True)
-    assert vars(optimizer).keys() == attributes.keys()
-    assert all(vars(optimizer)[name] is value for name, value in attributes.items())
-    assert all(a is b for a, b in zip(optimizer.variables, tracked, strict=True))
-    optimizer.apply([tf.ones(v.shape) for v in variables])  # and it still works the usual way
-    assert int(optimizer.iterations) == 1
-
-
 def test_a_none_for_a_group_is_one_for_each_weight() -> None:
     variables = _variables()
-    joint = Packed(_make("SGD", {}, variables), _all(variables))
+    joint = Packed(made("SGD", {}, variables), _all(variables))
     assert joint.split([None] * len(_JOINED)) == [None] * len(variables)
