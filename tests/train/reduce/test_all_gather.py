@@ -1,4 +1,4 @@
-"""What `all_gather` takes, and where there is nothing to gather; tests/multiworker/test_gathering.py has the values."""
+"""What `all_gather` takes, and where there is nothing to gather; the values: tests/multiworker/test_gathering.py."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from training_helpers import fit_compiled, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -17,10 +17,6 @@ from mirrorkit.train.reduce import one_replica
 _X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 _Y = _X[:, :1] ** 2
 _ROWS = keras.losses.MeanSquaredError(reduction="none")
-
-
-def _average(values: tf.Tensor) -> tf.Tensor:
-    return tf.nn.compute_average_loss(values)
 
 
 def _average_of_the_batch(values: tf.Tensor) -> tf.Tensor:
@@ -36,7 +32,8 @@ def _divided_by_the_context(values: tf.Tensor) -> tf.Tensor:
 
 
 def _regularized(values: tf.Tensor) -> tf.Tensor:
-    return _average(values) + tf.nn.scale_regularization_loss(tf.constant(0.5) * tf.reduce_mean(values))
+    added = tf.nn.scale_regularization_loss(tf.constant(0.5) * tf.reduce_mean(values))
+    return tf.nn.compute_average_loss(values) + added
 
 
 class OfTheGuide(keras.Model):  # type: ignore[misc, name-defined]
@@ -76,33 +73,26 @@ def _loss_of_rows(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 MODELS: dict[str, Callable[[], Any]] = {
     **{
         f.__name__: lambda f=f: OfTheGuide(f)
-        for f in (_average, _average_of_the_batch, _divided, _divided_by_the_context, _regularized)
+        for f in (_average_of_the_batch, _divided, _divided_by_the_context, _regularized)
     },
     "a layer's loss": lambda: keras.Sequential([keras.Input((3,)), Scaled(), keras.layers.Dense(1)]),
     "a compiled loss": lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
 }
 
 
-def _compiled(name: str) -> Any:
-    keras.utils.set_random_seed(0)
-    model = MODELS[name]()
-    model.compile(keras.optimizers.SGD(0.05), _loss_of_rows if name == "a compiled loss" else "mse")
-    return model
+def _data() -> Any:
+    return plain_dataset(_X, _Y, batch=12)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_replicas_are_not_divided_by(strategy_of: Any, name: str) -> None:
-    expected = _compiled(name)
-    history = expected.fit(_X, _Y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = _compiled(name)
-    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12, shuffle=False)
-    report = mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, epochs=2, verbose=0)
-    for want, found in zip(expected.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(report.history["loss"], history["loss"], rtol=1e-5)
-    assert strategy.num_replicas_in_sync == 2
+    def compiled() -> Any:
+        model = MODELS[name]()
+        model.compile(keras.optimizers.SGD(0.05), _loss_of_rows if name == "a compiled loss" else "mse")
+        return model
+
+    fit_compiled(strategy_of("mirrored", 2), compiled, _data())
+    assert strategy_of("mirrored", 2).num_replicas_in_sync == 2
 
 
 class OfAllReplicas(keras.layers.Layer):  # type: ignore[misc, name-defined]
@@ -126,10 +116,9 @@ def test_a_reduction_is_refused(strategy_of: Any, own: bool, unchecked: tuple[st
         else:
             model = keras.Sequential([keras.Input((3,)), OfAllReplicas(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12, shuffle=False)
     step = mk.train.Step.from_compiled(model, unchecked=unchecked)
     with pytest.raises(mk.errors.StepError, match="all_reduce"):
-        mk.train.Loop(strategy, step).fit(data, verbose=0)
+        mk.train.Loop(strategy, step).fit(_data(), verbose=0)
 
 
 class Synchronized(OfTheGuide):
@@ -144,20 +133,14 @@ class Synchronized(OfTheGuide):
         return self.dense(x, training=training)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_synchronized_layers_are_let_through(replicas: int, strategy_of: Any) -> None:
-    models = []
-    strategy = strategy_of("mirrored", 2) if replicas == 2 else strategy_of("one_device", 1)
-    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=12)
-    for scope in (contextlib.nullcontext(), strategy.scope()):
-        keras.utils.set_random_seed(0)
-        with scope:
-            models.append(Synchronized())
-            models[-1].compile(keras.optimizers.SGD(0.05))
-    models[0].fit(_X, _Y, batch_size=12, shuffle=False, verbose=0)
-    mk.train.Loop(strategy, mk.train.Step.from_compiled(models[1])).fit(data, verbose=0)
-    for want, found in zip(*(model.get_weights() for model in models), strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
+def test_synchronized_layers_are_let_through(where: Any, strategy_of: Any) -> None:
+    def compiled() -> Any:
+        model = Synchronized()
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    fit_compiled(strategy_of(*where), compiled, _data())
 
 
 class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
@@ -169,12 +152,8 @@ class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
         return shape
 
 
-def test_summaries_of_a_layer_are_told_of_once(strategy_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_summaries_of_a_layer_are_told_of_once(make_loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     one_replica._warn_of_summaries.cache_clear()
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), Summarizes(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    data = mk.data.batches(mk.data.arrays(_X, _Y), global_batch_size=10)
-    mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
+    net = lambda: keras.Sequential([keras.Input((3,)), Summarizes(), keras.layers.Dense(1)])  # noqa: E731
+    make_loop(("mirrored", 2), net).fit(_data(), verbose=0)
     assert caplog.text.count("tf.summary") == 1
