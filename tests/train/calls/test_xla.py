@@ -1,14 +1,16 @@
-"""Step(jit_compile=True) on resident data: whole calls compiled by XLA give the same result, and are compiled once."""
+"""Step(jit_compile=True): what XLA cannot compile is named, and whole calls are compiled once.
+
+That they give the same result: test_xla_by_default.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, sequential
+from training_helpers import sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -20,43 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 def _net() -> Any:
     return sequential((4,), L.Dense(8, activation="relu"), L.BatchNormalization(), L.Dense(5))
-
-
-@pytest.fixture
-def train(strategy_of: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
-    """`train(jit_compile=, **Step's options)`: weights and history.
-
-    58 examples in batches of 12: the last has 10, a size that XLA does not know.
-    """
-    rng = np.random.default_rng(0)
-    split = mk.data.arrays(rng.normal(size=(58, 4)).astype("float32"), rng.integers(0, 5, 58))
-
-    def run(*, jit_compile: bool, **options: Any) -> list[np.ndarray]:
-        strategy = strategy_of("one_device", 1)
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model, optimizer = _net(), keras.optimizers.SGD(0.1, momentum=0.9)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], jit_compile=jit_compile, **options)
-        loop = mk.train.Loop(strategy, step, steps_per_call=3)
-        data = mk.data.resident(split, global_batch_size=12, shuffle=True, seed=3)
-        history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-        return [*model.get_weights(), *history.values()]
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"accumulate": 2, "clip_norm": 0.1, "ema": 0.9, "loss_scale": "dynamic"}, marks=pytest.mark.slow),
-    ],
-    ids=["plain", "with options"],
-)
-def test_a_compiled_call_trains_as_any_other(train: Any, options: Any) -> None:
-    plain, compiled = (train(jit_compile=jit_compile, **options) for jit_compile in (False, True))
-    assert largest_difference(plain, compiled) < 1e-5  # measured: 3.2e-7
 
 
 def test_a_layer_that_xla_cannot_compile_is_named(make_loop: Any) -> None:

@@ -1,0 +1,90 @@
+"""Files that are damaged or gone: the loop names them in one line, in the words of the data, whatever it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import DataError
+
+L = keras.layers
+IMAGES = {  # what is done with a file of these contents, and words of the reason
+    "fit": (tf.io.encode_jpeg(np.zeros((40, 40, 3), np.uint8)).numpy()[:200], "Invalid JPEG data"),
+    "evaluate": (b"", "Input is empty|Unknown image file format"),
+    "predict": (None, "No such file"),
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(strategy_of: Callable[..., Any]) -> mk.train.Loop:
+    """A classifier of small pictures, compiled once."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((6, 5, 3)), L.Flatten(), L.Dense(3)]), keras.optimizers.SGD()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
+
+
+@pytest.mark.parametrize("task", IMAGES)
+def test_an_image(task: str, tmp_path: Path, pictures: mk.train.Loop) -> None:
+    content, words = IMAGES[task]
+    paths = [str(tmp_path / f"{i} [x].png") for i in range(9)]
+    for path in paths:
+        Path(path).write_bytes(tf.io.encode_png(np.zeros((6, 5, 3), np.uint8)).numpy())
+    recipe = mk.data.image_folder(paths, labels=np.arange(9) % 3, image_size=(6, 5), global_batch_size=2)
+    Path(paths[8]).unlink()  # in the last batch
+    if content is not None:
+        Path(paths[8]).write_bytes(content)
+    with pytest.raises(DataError, match="skip_corrupt=True") as raised:
+        getattr(pictures, task)(recipe)
+    message = str(raised.value)
+    assert message.startswith(f"{paths[8]} cannot be read, or decoded as an image: ")
+    assert any(word in message for word in words.split("|"))
+    assert len(message.splitlines()) == 1
+
+
+def test_a_changed_byte_in_a_shard(line: Any, numbers: Any, tmp_path: Path) -> None:
+    mk.data.write_records(mk.data.arrays(*numbers), tmp_path, num_files=3)
+    shard = tmp_path / "data-00001-of-00003.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    recipe = mk.data.records(tmp_path, global_batch_size=20)
+    recipe.verify()
+    shard.write_bytes(content)
+    for read in (line.fit, line.evaluate, line.predict, lambda data: data.verify()):
+        with pytest.raises(DataError, match=rf"{shard.name} is cut short or damaged after \d+ examples"):
+            read(recipe)
+
+
+@pytest.mark.parametrize("damage", ["1 values are missing in the column 'real'", "is damaged, or cannot be read"])
+def test_a_parquet_file(damage: str, tmp_path: Path, make_loop: Any) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def net() -> Any:
+        real = keras.Input((1,), name="real")
+        return keras.Model({"real": real}, L.Dense(1)(real))
+
+    path, values = tmp_path / "a.parquet", list(np.random.default_rng(0).normal(size=400))
+    if "missing" in damage:
+        values[350] = None
+    columns = {"real": arrow.array(values, arrow.float64()), "label": np.arange(400) % 3}
+    parquet.write_table(arrow.table(columns), path, write_statistics=False)
+    recipe = mk.data.parquet(path, x=["real"], y="label", global_batch_size=50)
+    if "damaged" in damage:
+        content = bytearray(path.read_bytes())
+        content[20:3000] = bytes(2980)
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=f"^{path}.*{damage}") as raised:
+        make_loop(("mirrored", 2), net).fit(recipe, verbose=0)
+    message = str(raised.value)
+    assert "Traceback" not in message
+    assert "errors.DataError" not in message
+    _, at = message.splitlines()
+    assert at.startswith("(The data raised this")
