@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -129,6 +129,12 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
     return array
 
 
+class OfOne(NamedTuple):
+    """A batch `(x,)` of a `tf.data.Dataset`, which Keras gives to a `train_step` as it is; of arrays it gives `x`."""
+
+    x: Any
+
+
 def is_none(part: Any) -> bool:
     """Whether a part of a batch, or of its spec, is None."""
     return part is None or (isinstance(part, tf.TypeSpec) and part == tf.type_spec_from_value(None))
@@ -147,3 +153,10 @@ def dataset_without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if without_none(dataset.element_spec) is dataset.element_spec:
         return dataset
     return dataset.map(lambda *batch: without_none(batch))
+
+
+def of_user(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a user's dataset without None, and with an `OfOne` for each `(x,)`."""
+    dataset = dataset_without_none(dataset)
+    spec = dataset.element_spec
+    return dataset.map(lambda x: OfOne(x)) if type(spec) is tuple and len(spec) == 1 else dataset

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.data.nests import dataset_without_none
+from mirrorkit.data.nests import of_user
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import RecipeError
 from mirrorkit.whole import whole_number
@@ -114,7 +114,7 @@ class FromFunction(Recipe):
             raise RecipeError(
                 f"The function of from_function must return a tf.data.Dataset; it returned {type(made).__name__}."
             )
-        made = dataset_without_none(made)
+        made = of_user(made)
         wanted = self.global_batch_size // shards
         for spec in tf.nest.flatten(made.element_spec):
             if spec.shape.rank == 0 or spec.shape[0] not in (None, wanted):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, dataset_without_none, untuned
+from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, of_user, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
@@ -163,7 +163,7 @@ class DatasetSource(Source):
     order_version = 1
 
     def __init__(self, data: tf.data.Dataset, *, repeats: bool) -> None:
-        data = dataset_without_none(data)
+        data = of_user(data)
         batches = int(data.cardinality())
         # A repeated dataset claims to be endless even when it is empty.
         self.has_known_end = batches != tf.data.UNKNOWN_CARDINALITY

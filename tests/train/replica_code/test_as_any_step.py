@@ -38,6 +38,48 @@ def test_validation_is_by_its_own_test_step(strategy_of: Any, replicas: int) -> 
     }
 
 
+def _unlabelled(take: Any) -> Any:
+    class Reconstructs(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+
+        def call(self, x: Any) -> Any:
+            return self.net(x)
+
+        def train_step(self, data: Any) -> Any:
+            x = take(data)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.net(x) - x) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(0)
+    model = Reconstructs()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_it_gets_a_tuple_of_one_as_from_keras(strategy_of: Any, replicas: int) -> None:
+    """`(x,)` of a dataset, which `data[0]` takes a row of where it is `x`; of arrays `x`, as from Keras's fit."""
+    x, _ = own_models.data()
+    tuples, strategy = tf.data.Dataset.from_tensor_slices((x,)).batch(16), strategy_of("mirrored", replicas)
+    arrays = mk.data.batches(mk.data.arrays(x), global_batch_size=16, shuffle=False, drop_remainder=False)
+    whole = mk.data.from_function(lambda shard, shards: tuples, global_batch_size=16, steps_per_epoch=3)
+    for data, of_keras, take in (
+        (tuples, tuples, lambda data: data[0]),
+        (whole, tuples.take(3), lambda data: data[0]),
+        (arrays, x, lambda data: data),
+    ):
+        expected = _unlabelled(take)
+        expected.fit(of_keras, batch_size=16 if of_keras is x else None, shuffle=False, verbose=0)
+        with strategy.scope():
+            model = _unlabelled(take)
+        mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
+        assert largest(model.net.get_weights()[0], expected.net.get_weights()[0]) < 1e-6  # measured: 6e-8
+
+
 def test_metrics_given_to_compile_are_those_of_all_rows(strategy_of: Any) -> None:
     loop = loop_of(own_models.MODELS["distillation"], strategy_of("mirrored", 2))
     _, y = own_models.data(41)
