@@ -1,7 +1,7 @@
-"""Check that what a layer remembers can be combined: as a mean over the examples, or as a number of calls.
+"""Check that what a layer remembers can be combined, as a mean over the examples.
 
-Replicas' states become their mean over the examples, and integers advance by the replicas' mean. A sum, a count or a
-maximum over the examples would become something else.
+A sum, a count or a maximum over the examples would become something else. Integers that depend on them are refused when
+the step is traced, see `layer_state.py`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def state_faults(
         variable = model.non_trainable_variables[i]
         parts = [[_array(values[i]) for values in pair] for pair in passes]
         sizes = [[part / rows for part in cut] for cut in cuts]
-        is_float = state[i].dtype.is_floating
-        kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding if is_float else None)
+        kind = _kind(_array(state[i]), _array(whole[i]), parts, sizes, rounding)
         if kind in (None, _OTHER) and getattr(variable, "aggregation", None) == "sum":
             yield f"The state {variable.path!r} of a layer asks for aggregation='sum', which is not done. {_RULE}"
         elif kind == _OTHER and _counts(_array(state[i]), *(_array(values[i]) for values in twice())):
@@ -96,15 +95,9 @@ def _kind(
     whole: np.ndarray,
     parts: list[list[np.ndarray]],
     sizes: list[list[float]],
-    rounding: float | None,
+    rounding: float,
 ) -> str | None:
-    """Say what a state is other than a mean over rows; None where it is one.
-
-    Without a `rounding` the state is an integer.
-    """
-    if rounding is None:
-        differ = any(np.any(part != whole) for pair in parts for part in pair)
-        return "an integer that depends on the rows, such as a count of them" if differ else None
+    """Say what a state is other than a mean over rows; None where it is one."""
     advance = whole - old
     size = np.max(np.abs([advance, *[part - old for pair in parts for part in pair]]), initial=0.0)
     rounding = max(rounding * size, RESOLUTION * np.max(np.abs([old, whole]), initial=0.0))
@@ -113,7 +106,7 @@ def _kind(
         return None
     for name, extreme in (("maximum", np.maximum), ("minimum", np.minimum)):
         if all(_near(extreme(a, b), whole, rounding) for a, b in parts):
-            return f"a {name} over the rows"
+            return f"like a {name} over the rows"
     # A sum over rows S has the advance c + S(rows), so the two parts of any cut add up to c more than the whole.
     more = [(a - old) + (b - old) - advance for a, b in parts]
     if _near(more[0], more[1], rounding):

@@ -1,9 +1,9 @@
 """Layer state under replicas: BatchNorm's statistics, Dropout's seeds, and whatever else a layer updates by itself.
 
 Every replica starts from the same state and ends with the same state. Floats (moving statistics) become the mean over
-all examples of the replicas' values. Integers (counters of calls) advance by the replicas' mean. The states of
-Keras's seed generators stay: what is drawn follows from the seed, the step and the replica, so no two draw the same
-mask.
+all examples of the replicas' values. Integers (counters of calls) and flags advance as on each replica; those that
+follow from rows, of which a replica has its own, are refused. The states of Keras's seed generators stay: what is drawn
+follows from the seed, the step and the replica, so no two draw the same mask.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasLayer, KerasModel, KerasVariable
+from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.data import HOST
+from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.seeds import fold, number_among
 
 
@@ -57,6 +58,19 @@ class LayerState:
                 for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
             ]
 
+    def require_no_rows(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], rows: Nest) -> None:
+        """Refuse a pass, in a graph, that computes an integer or a flag from rows, of which a replica has its own."""
+        for variable, stays, before, after in zip(self.variables, self._stays, old, new, strict=True):
+            is_counter = not (stays or after is before or after.dtype.is_floating)
+            if is_counter and _follows_from(after, rows):
+                raise StepError(
+                    f"The state {variable.path!r} of a layer is an integer or a bool that depends on the rows, such as "
+                    "a count of them or whether one was seen. Replicas' values of it cannot be combined, only those "
+                    "that are the same on all replicas, such as a count of calls. Leave it to a metric, or keep a mean "
+                    "over the rows (keras.ops.mean) in floats. If you know that it is right, write Step(..., "
+                    "unchecked=('state',))."
+                )
+
     def sums(
         self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], count: Callable[[], tf.Tensor]
     ) -> list[tf.Tensor | None]:
@@ -65,11 +79,14 @@ class LayerState:
         None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `count` gives the
         number of examples (float32 scalar), and is called where something is sent.
         """
-        sent = [not stays and after is not before for stays, before, after in zip(self._stays, old, new, strict=True)]
-        examples = count() if any(sent) else None
+        changed = [
+            None if stays or after is before else advance(before, after)
+            for stays, before, after in zip(self._stays, old, new, strict=True)
+        ]
+        examples = count() if any(value is not None for value in changed) else None
         return [
-            tf.ensure_shape(advance(before, after) * examples, variable.shape) if is_sent else None
-            for variable, is_sent, before, after in zip(self.variables, sent, old, new, strict=True)
+            None if value is None else tf.ensure_shape(value * examples, variable.shape)
+            for variable, value in zip(self.variables, changed, strict=True)
         ]
 
     def new_values(
@@ -78,6 +95,18 @@ class LayerState:
         """Return each variable's new value from the sums over all shards; None where nothing `changes` it."""
         rest = iter(sums)
         return [combined(old, next(rest), examples) if has else None for old, has in zip(state, changes, strict=True)]
+
+
+def _follows_from(value: tf.Tensor, data: Nest) -> bool:
+    """Return whether a tensor of the graph that is traced depends on others, which may be of a graph around it."""
+    begin = {tf.identity(one).op.inputs[0].op for one in tf.nest.flatten(data, expand_composites=True)}
+    found, left = set(), [value.op]
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [one.op for one in op.inputs]
+    return bool(found & begin)
 
 
 def advance(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

@@ -248,6 +248,8 @@ class Functions:
         with self._loss.tracing():
             y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
             require_no_foreign_weights(tape, weights)
+            if self._shards > 1 and "state" not in self._options.unchecked and not tf.executing_eagerly():
+                self.state.require_no_rows(state, new_state, batch.x)
             outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
             with with_values(self._model, weights, new_state) as assigned:  # which a loss or a metric may read
                 terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)

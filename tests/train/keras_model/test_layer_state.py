@@ -14,6 +14,7 @@ from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -55,6 +56,41 @@ def test_counters_and_flags_of_a_layer_advance_once_per_step(
     layer = loop.step.model.layers[0]
     assert int(layer.calls.numpy()) == 6
     assert bool(layer.seen.numpy())
+
+
+OF_ROWS = {
+    "an outlier was seen": ("bool", lambda seen, x: keras.ops.logical_or(seen, keras.ops.any(x > 9))),
+    "batches with an outlier": ("int32", lambda count, x: count + keras.ops.cast(keras.ops.any(x > 9), "int32")),
+    "the largest": ("int32", lambda most, x: keras.ops.maximum(most, keras.ops.cast(keras.ops.max(x), "int32"))),
+    "rows": ("int64", lambda count, x: count + keras.ops.cast(keras.ops.shape(x)[0], "int64")),
+}
+
+
+@pytest.mark.parametrize("of_rows", OF_ROWS)
+@pytest.mark.parametrize("has_known_size", [True, False])
+def test_an_integer_or_flag_that_follows_from_rows_is_refused(
+    make_loop: Any, numbers: Any, of_rows: str, has_known_size: bool
+) -> None:
+    """Also where the first batch has no such row: a mean over the replicas would be rounded to something else later."""
+    dtype, after = OF_ROWS[of_rows]
+
+    class Notes(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.noted = self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.noted.assign(after(self.noted, x))
+            return x
+
+    def fit(*where: Any, **options: Any) -> None:
+        loop = make_loop(where, lambda: sequential((4,), Notes(), L.Dense(1)), **options)
+        loop.fit(tf.data.Dataset.from_tensor_slices(numbers).batch(20, drop_remainder=has_known_size), verbose=0)
+
+    with pytest.raises(StepError, match="The state 'sequential/notes/variable' of a layer is"):
+        fit("mirrored", 2)
+    fit("mirrored", 2, unchecked=["state"])
+    fit("one_device", 1)
 
 
 def test_frozen_layers_are_neither_sent_nor_changed(make_loop: Any, numbers: Any) -> None:
