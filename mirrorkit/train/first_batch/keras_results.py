@@ -25,6 +25,7 @@ from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch
+from mirrorkit.train.keras_model.seeds import seeds_on_host
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.replica_code.step_function import flat_logs
@@ -93,7 +94,7 @@ def _of_keras(
     given += zip(model.non_trainable_variables, state, strict=True)
     with_weights()
     scope = ValueScope(state_mapping=given, collect_losses=True)
-    with tf.GradientTape() as tape, functions_inlined(), keeping(kept_by(layers_of(model))), scope:
+    with tf.GradientTape() as tape, seeds_on_host(), functions_inlined(), keeping(kept_by(layers_of(model))), scope:
         tape.watch(list(weights))
         y_pred = model(batch.x, **training_argument(model, training))
         loss = trainer.compute_loss(batch.x, batch.y, y_pred, batch.weight, training=training)

@@ -185,7 +185,7 @@ class Functions:
 
         def sums() -> ShardSums:
             own_state = self.state.seeded(values.state, place)
-            with tf.GradientTape() as tape:
+            with tf.GradientTape(persistent=tf.executing_eagerly()) as tape:  # see `_gradients`
                 tape.watch(weights)
                 terms, totals, new_state = self.forward(weights, own_state, batch, training=True, tape=tape)
                 objectives = [self._scaled(term, totals, values.scale) for term in terms]
@@ -330,10 +330,10 @@ def _gradients(
 ) -> list[Sequence[Any]]:
     """Return the gradients of each objective.
 
-    A persistent tape gives several, too. But TensorFlow puts a loop that is recorded by one into a function of its own,
-    and parts of the loop onto the first replica's device: a recurrent layer copies its state there and back at each
-    time step.
+    A persistent tape gives several, too; without a graph nothing else does. But in one, TensorFlow puts a loop that is
+    recorded by such a tape into a function of its own, and parts of the loop onto the first replica's device: a
+    recurrent layer copies its state there and back at each time step.
     """
-    if len(objectives) == 1:
-        return [tape.gradient(objectives[0], weights)]
+    if len(objectives) == 1 or tf.executing_eagerly():
+        return [tape.gradient(objective, weights) for objective in objectives]
     return [tf.gradients(objective, weights) for objective in objectives]

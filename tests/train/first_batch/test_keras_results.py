@@ -236,3 +236,26 @@ def test_evaluation_is_compared_after_a_training_too(
     monkeypatch.setattr(losses, "loss_sum", _twice_the_loss(losses.loss_sum))
     with pytest.raises(StepError, match="evaluate does: the log 'loss'"):
         loop.evaluate(data)
+
+
+def test_a_layer_may_use_a_seed_as_it_is(judge: Any) -> None:
+    """As Keras's RandomElasticTransform does; its other layers cast it first."""
+
+    class Noise(L.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x + tf.random.stateless_normal(tf.shape(x), self.seeds.next()) if training else x
+
+    judge(lambda: sequential((6,), Noise(), L.Dense(3)), X, NUMBERS)
+
+
+def test_outputs_that_are_divided_by_their_own_weights(judge: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, {name: L.Dense(3, name=name)(inputs) for name in "ab"})
+
+    loss = {name: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight") for name in "ab"}
+    judge(net, X, dict.fromkeys("ab", NUMBERS), {"a": WEIGHTS, "b": WEIGHTS[::-1].copy()}, loss=loss)
