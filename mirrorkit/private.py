@@ -193,6 +193,13 @@ NEEDS = (
         "a mean of one number counts as the rows of its replica",
     ),
     Names(
+        "keras.Variable",
+        "assign_add",
+        "train/replica_code/keras_calls.py",
+        "test_own_train_step.py",
+        "a replica adds to its part of a metric's sum",
+    ),
+    Names(
         "keras.src.losses.loss",
         "scale_loss_for_distribution unscale_loss_for_distribution",
         "train/replica_code/keras_calls.py",
@@ -272,7 +279,7 @@ NEEDS = (
     Names(
         "keras.src.backend.common.stateless_scope",
         "get_stateless_scope",
-        "train/keras_model/custom_gradients.py",
+        "train/keras_model/custom_gradients.py, train/replica_code/keras_calls.py",
         "test_custom_gradients.py",
         "the same",
     ),

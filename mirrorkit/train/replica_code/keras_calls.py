@@ -19,7 +19,7 @@ from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
+from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up, this_scope
 from mirrorkit.variables import path
 
 Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
@@ -45,6 +45,7 @@ def wrap_keras() -> None:
     private.replace("Optimizer.apply", _apply)
     private.replace("LossScaleOptimizer.apply", _apply)
     private.replace("Mean.update_state", _update_state)
+    private.replace("Variable.assign_add", _assign_add)
     private.replace("nn.compute_average_loss", _average_loss)
     for name in ("loss.scale_loss_for_distribution", "loss.unscale_loss_for_distribution"):
         private.replace(name, lambda original, value: original(value) if this_scope() is None else value)
@@ -68,6 +69,18 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
         if values.shape.rank == 0:
             sample_weight = tf.cast(scope.share.fraction, metric.dtype)
     return original(metric, values, sample_weight=sample_weight)
+
+
+def _assign_add(original: Any, variable: KerasVariable, value: Any) -> Any:
+    """Add to this replica's part of a metric's sum, which need not be that of all rows: also within a loop."""
+    scope = this_scope()
+    if scope is None or not adds_up(variable) or private.get("stateless_scope.get_stateless_scope")() is not scope:
+        return original(variable, value)
+    value = tf.cast(value, variable.dtype)
+    with scope.outside():
+        new = scope.own(variable) + value
+    scope.add_update((variable, new))
+    return new
 
 
 def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args: Any, **options: Any) -> Any:

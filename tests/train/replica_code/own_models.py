@@ -450,6 +450,29 @@ class Late(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
+class InLoops(keras.Model):
+    """A metric that is updated row by row, and again: replicas have unequal numbers of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.error = dense(6, 8, 3), keras.metrics.Mean(name="error")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_mean(tf.abs(self.net(x, training=True) - y), axis=-1)
+            loss = tf.reduce_mean(errors)
+        weights = self.net.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.error.update_state(errors)
+        tf.map_fn(self._noted, errors)
+        return {"error": self.error.result()}
+
+    def _noted(self, error):
+        self.error.update_state(tf.reshape(error, [1]), sample_weight=[2.0])
+        return error
+
+
 def made(kind, **compiled):
     """Make a model and compile it with what these functions return."""
 
@@ -499,6 +522,7 @@ MODELS = {
     "tracks": made(Tracks, optimizer=adam()),
     "reshapes": made(Reshapes, optimizer=sgd(0.1), loss=lambda: "mse"),
     "synchronized": made(Synchronized, optimizer=sgd(0.05)),
+    "in_loops": made(InLoops, optimizer=sgd(0.1)),
 }
 
 
