@@ -57,7 +57,7 @@ def require_same_results(step: Supervised, batch: Nest, *, training: bool) -> No
     every = arrays_of_all_workers(strategy, own)
     if np.isnan(every).all((1, 2)).any():
         return  # one of them could not see it
-    share = SIXTEEN if has_sixteen_bits(step.model) or _multiplies_coarsely() else LARGEST
+    share = SIXTEEN if has_sixteen_bits(step.model) or multiplies_coarsely() else LARGEST
     # The sum of what rows give may be near 0, and a gradient that should be 0 is nothing but rounding.
     sizes = np.full(1 + len(weights), np.nanmax(every[:, 1:], initial=0.0))
     sizes[0] = max(_ROWS, np.nanmax(np.abs(every[:, 0])))
@@ -101,7 +101,7 @@ def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> 
     return tf.nest.pack_sequence_as(batch, rows)
 
 
-def _multiplies_coarsely() -> bool:
+def multiplies_coarsely() -> bool:
     """Whether there are GPUs, of which some multiply float32 numbers with 10 bits after the point (TF32)."""
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     return tf32 and bool(tf.config.list_logical_devices("GPU"))

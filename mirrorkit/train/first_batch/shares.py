@@ -20,7 +20,7 @@ from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
 from mirrorkit.train.first_batch.rows import at_rest
-from mirrorkit.train.first_batch.same_results import rows_of_chief
+from mirrorkit.train.first_batch.same_results import multiplies_coarsely, rows_of_chief
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
@@ -31,6 +31,7 @@ from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.variables import copies, path, unchanged
 
 _SETS = 2  # of rows
+_GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 
 _CURE = (
@@ -167,8 +168,9 @@ def _state(step: KerasStep) -> list[tf.Variable]:
 
 def _differences(step: KerasStep, whole: _Ran, parts: _Ran, what: Pass) -> Iterator[str]:
     share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
+    first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
     for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
-        sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else share]
+        sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else first]
         apart = _norm([a - b for a, b in zip(one, other, strict=True)])
         if not apart <= sizes[0] * sizes[1] + 1e-7:
             yield (

@@ -41,6 +41,14 @@ class SumOfRows(Base):
         return tf.reduce_sum((self.net(x) - y) ** 2)
 
 
+class SmallSumOfRows(Base):
+    """Of a few rows 1e-4 of the gradient, of 256 a hundredth."""
+
+    def objective(self, x, y):
+        errors = (self.net(x) - y) ** 2
+        return tf.reduce_mean(errors) + 1e-5 * tf.reduce_sum(errors)
+
+
 class NotAScalar(Base):
     def objective(self, x, y):
         return tf.reduce_mean((self.net(x) - y) ** 2, axis=-1)
@@ -262,6 +270,7 @@ _ROWS = r"train_step of {} does not mean the same on shares of a batch: "
 FAULTY = {
     RepeatsNoise: _ROWS + "the gradients of its update 1.*draw",
     SumOfRows: _ROWS + "the gradients of its update 1 have the norm",
+    SmallSumOfRows: _ROWS + "the gradients of its update 1 have the norm",
     NotAScalar: _ROWS + "the gradients of its update 1",
     ClipsByItself: _ROWS + "the gradients of its update 1",
     InBatchNegatives: _ROWS + "the gradients of its update 1",
