@@ -110,6 +110,7 @@ def functional_apply(
     values = [*weights, *slots]
     state = list(zip(variables, values, strict=True))
     with _named_as_tensorflow(twin._trainable_variables), keras.StatelessScope(state_mapping=state) as scope:
+        known = set(scope.state_mapping)
         try:
             twin.apply(list(gradients), None if of is None else list(of))
         except MirrorkitError:
@@ -121,6 +122,12 @@ def functional_apply(
                 "defines build and update_step, keeps its state in add_variable or add_variable_from_reference, and "
                 "writes with self.assign, assign_add and assign_sub."
             ) from error
+    if scope.state_mapping.keys() - known:
+        raise StepError(
+            f"{type(optimizer).__name__} assigns a variable that is not among its own in an update, which would be "
+            "lost: a SeedGenerator would draw the same numbers in each. Make it an attribute in __init__; of a "
+            "SeedGenerator its state (self.seed = self.generator.state)."
+        )
     new = [tf.cast(scope.get_current_value(v), value.dtype) for v, value in zip(variables, values, strict=True)]
     return new[: len(weights)], new[len(weights) :]
 

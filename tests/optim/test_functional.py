@@ -13,6 +13,7 @@ from optim_helpers import gradients_of, made, named, tensors, variables_of
 
 from mirrorkit import optim, private
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 from mirrorkit.optim import functional
 
 _WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # no arithmetic of their own
@@ -139,6 +140,36 @@ def test_leaves_the_optimizer_itself_alone() -> None:
     assert all(vars(optimizer)[name] is value for name, value in attributes.items())
     optimizer.apply(gradients_of(variables, 0))  # and it still works the usual way
     assert int(optimizer.iterations) == 1
+
+
+class _Noisy(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    """Adds noise to the gradients; `keeps` the state of its generator among its variables."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__(0.1)
+        self.generator = keras.random.SeedGenerator(1)
+        if keeps:
+            self.seed = self.generator.state
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        noise = keras.random.normal(variable.shape, seed=self.generator)
+        super().update_step(gradient + noise, variable, learning_rate)
+
+
+def test_an_optimizer_that_draws_keeps_the_state_among_its_variables() -> None:
+    variables, kept = _variables(), _variables()
+    optimizer, reference = _Noisy(keeps=True), _Noisy(keeps=True)
+    optimizer.build(variables)
+    reference.build(kept)
+    weights, slots = tensors(variables), tensors(optimizer.variables)
+    for step in range(2):
+        weights, slots = optim.functional_apply(optimizer, weights, slots, gradients_of(variables, step))
+        reference.apply(gradients_of(variables, step))
+    _assert_equal(_values([*kept, *reference.variables]), [np.asarray(value) for value in (*weights, *slots)])
+    lost = _Noisy(keeps=False)
+    lost.build(variables)
+    with pytest.raises(StepError, match="_Noisy assigns a variable that is not among its own"):
+        optim.functional_apply(lost, tensors(variables), tensors(lost.variables), gradients_of(variables, 0))
 
 
 def test_is_pure_inside_a_traced_function() -> None:
