@@ -21,6 +21,7 @@ _SHAPE = re.compile(
     r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
 )
 _TEXT = re.compile(r"Cast string to (\w+) is not supported")
+_OTHER_SHARES = "Inputs to operation AddN of type AddN must have the same size and shape"  # of Keras's own mean
 _OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
 _NAMED = re.compile(r"mirrorkit\.errors\.\w+: ")  # an error that says itself where it comes from
 _OF_NAN = -(2**63)  # what a NaN becomes as an integer
@@ -56,6 +57,11 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         text, number = asserted
         where = place(False) if number < 0 else f"batch {number}"
         return DataError(f"{text} ({where[:1].upper()}{where[1:]}, counted from 0.)" if where else text)
+    if _OTHER_SHARES in message:
+        return DataError(
+            "Keras's own evaluate, in a callback, cannot divide its first batch equally among the replicas. Give fit "
+            "validation_data, or model.evaluate a batch_size and as many examples that the number of replicas divides."
+        )
     if found := _TEXT.search(message):
         return DataError(
             f"A tensor of the data is text{at}, where {found[1]} is needed: inputs, targets or weights. Turn text into "

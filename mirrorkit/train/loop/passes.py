@@ -248,7 +248,9 @@ def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallba
     step, epoch, batch = position.steps + index, position.epoch, position.batch + index
     error = NonFiniteLossError(
         f"The loss became NaN or infinite at training step {step} (epoch {epoch}, batch {batch} of it; all counted "
-        "from 0). Lower the learning rate, give Step a clip_norm, or look for bad values in that batch.",
+        "from 0). Lower the learning rate, give Step a clip_norm, or look for bad values in that batch. A loss that "
+        "divides by a number of rows of its own, such as those that a mask leaves, is NaN where a replica has none: "
+        "let it return a value for each example, or give the data sample weights of 0.",
         step=step,
         epoch=epoch,
         batch=batch,

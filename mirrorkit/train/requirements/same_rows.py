@@ -70,4 +70,7 @@ def _known(shape: tf.TensorShape) -> int | None:
 
 def _fault(names: Sequence[str], rows: Sequence[int | str]) -> str:
     found = ", ".join(f"component {name} has {number}" for name, number in zip(names, rows, strict=True))
-    return f"{_ASSERTED} {found}. Look at how the dataset pairs and batches them."
+    return (
+        f"{_ASSERTED} {found}. Look at how the dataset pairs and batches them; several rows for each example belong "
+        "into one component, [rows, several, ...]."
+    )

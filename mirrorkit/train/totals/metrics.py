@@ -226,7 +226,9 @@ def _require_additive(metric: KerasMetric, output: Output) -> None:
     if not (fresh and adds_up):
         raise StepError(
             f"The state of metric {metric.name!r} ({type(metric).__name__}) does not add up: updating it with two "
-            "shards in turn is not the sum of both, so replicas cannot be combined. Compute it from loop.predict."
+            "shards in turn is not the sum of both, or reset_state does not empty it, so shares and batches cannot be "
+            "combined. Compute it from loop.predict; or on one device, give the model a train_step that returns "
+            "super().train_step(data)."
         )
 
 

@@ -216,3 +216,24 @@ def test_a_batch_without_rows_among_others_is_none(loop: Any) -> None:
     assert loop.evaluate(dataset(GOOD, EMPTY, GOOD)) == pytest.approx(loop.evaluate(dataset(GOOD, GOOD)))
     assert len(loop.predict(dataset(GOOD, EMPTY, GOOD))) == 32
     assert loop.fit(dataset(GOOD, EMPTY), verbose=0).history["loss"][0] > 0
+
+
+def test_shares_that_kerass_own_evaluate_cannot_take_are_named(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), L.Dense(4)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+
+    class Evaluates(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows = rows
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.evaluate(X[: self.rows], Y[: self.rows], verbose=0)
+
+    data = tf.data.Dataset.from_tensors(GOOD)
+    with pytest.raises(MirrorkitError, match="Keras's own evaluate, in a callback"):
+        loop.fit(data, callbacks=[Evaluates(15)], verbose=0)
+    loop.fit(data, callbacks=[Evaluates(16)], verbose=0)
