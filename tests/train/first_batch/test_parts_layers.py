@@ -223,7 +223,7 @@ _NO_MEAN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "moving sum": (lambda old, x: 0.9 * old + 0.1 * ops.sum(ops.cast(x > 0, "float32")), {}, "a sum over"),
     "maximum": (lambda old, x: ops.maximum(old, ops.max(x)), {"first": -9.0}, "a maximum over"),
     "minimum": (lambda old, x: ops.minimum(old, ops.min(x)), {"first": 9.0}, "a minimum over"),
-    "examples": (lambda old, x: old + ops.cast(ops.shape(x)[0], "int64"), {"dtype": "int64"}, "an integer"),
+    "examples": (lambda old, x: old + ops.cast(ops.shape(x)[0], "int64"), {"dtype": "int64"}, "a sum over"),
     "root of the examples": (
         lambda old, x: ops.sqrt(ops.cast(ops.shape(x)[0], "float32") / 16.0),
         {},
