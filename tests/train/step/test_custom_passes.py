@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import Line
-from training_helpers import THREE, largest_difference, plain_dataset, values_of
+from training_helpers import THREE, largest_difference, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -51,26 +50,14 @@ def test_a_share_without_examples_is_not_tested(known: bool, strategy_of: Any, n
     assert _loop(strategy_of("mirrored", 2), Fails).evaluate(data)["first"] == pytest.approx(x[:, 0].mean(), rel=1e-5)
 
 
-def test_warm_up_compiles_the_evaluation_too(strategy_of: Any, numbers: Any) -> None:
-    loop = _loop(strategy_of("mirrored", 2))
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20)
-    before = loop.step.net.get_weights()
-    loop.warm_up(data)
-    assert all(map(np.array_equal, before, loop.step.net.get_weights()))
-    compiled = loop._passes.calls.traces
-    loop.fit(data, validation_data=data, verbose=0)
-    assert compiled == loop._passes.calls.traces == 2
-
-
 @pytest.mark.parametrize(
     ("returned", "match"),
     [
         (lambda x, y: tf.reduce_mean(x), "a dict of logs"),
-        (lambda x, y: {}, "a dict of logs"),
         (lambda x, y: {"loss": tf.reduce_mean(x)}, r"\(\).*'loss'"),
         (lambda x, y: {"loss": x}, "per example.*'loss'"),
     ],
-    ids=["no dict", "empty", "scalar", "several"],
+    ids=["no dict", "scalar", "several"],
 )
 def test_what_test_must_return(returned: Any, match: str, strategy_of: Any, numbers: Any) -> None:
     class Wrong(Line):
@@ -179,13 +166,12 @@ def test_callbacks_see_a_model_that_holds_the_nets(strategy_of: Any, numbers: An
 
 
 def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
-    """Those of Keras that set its rate raise where the step shows none; those that only read it do not."""
+    """One of Keras that sets its rate raises where the step shows none; one that only reads it does not."""
     data = plain_dataset(*numbers, batch=20)
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch else 0.0)
     loop = _loop(strategy_of("mirrored", 2), Alternating)
-    for callback in (scheduler, keras.callbacks.ReduceLROnPlateau("judge_loss", mode="min")):
-        with pytest.raises((ValueError, AttributeError), match="learning_rate"):
-            loop.fit(data, callbacks=[callback], verbose=0)
+    with pytest.raises((ValueError, AttributeError), match="learning_rate"):
+        loop.fit(data, callbacks=[scheduler], verbose=0)
     loop.fit(data, callbacks=[keras.callbacks.TensorBoard(tmp_path)], verbose=0)
 
     class Shown(Line):
@@ -209,25 +195,6 @@ def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
             mk.train.export(of, tmp_path / "all.keras")
     mk.train.export(loop.step.painter, tmp_path / "painter.keras")
     assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
-
-
-class Twice(Alternating):
-    """Names variables twice, as two halves that share a net do; a checkpoint holds each once."""
-
-    @property
-    def variables(self) -> list[Any]:
-        return [*super().variables, *self.judge.variables]
-
-
-@pytest.mark.slow
-def test_checkpoints_of_several_updates(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=20, shuffle=True)
-    first, second = (_loop(strategy_of("mirrored", 2), step) for step in (Twice, Alternating))
-    first.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    first.fit(data, epochs=4, initial_epoch=2, verbose=0)
-    second.fit(data, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert second.position.steps == 12
-    assert largest_difference(values_of(second), values_of(first)[: len(values_of(second))]) == 0
 
 
 def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
@@ -256,21 +223,3 @@ def test_what_looks_at_a_step_takes_one_that_trains_by_itself(strategy_of: Any, 
     assert mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2)
     with pytest.raises(StepError, match="ByTrain trains"):
         mk.testing.assert_equivalent(ByTrain, data, replicas=(2,), steps=2, reference="shards")
-
-
-def test_draws_of_a_step_of_several_updates_are_its_replicas_own(strategy_of: Any, numbers: Any) -> None:
-    class Noisy(Alternating):
-        def __init__(self, within: Any) -> None:
-            super().__init__()
-            self.seeds = keras.random.SeedGenerator(3)
-            self._within = within
-
-        def losses(self, x: Any, y: Any) -> Any:
-            with self._within():
-                noise = keras.random.normal((3, 4), seed=self.seeds)
-            return super().losses(x + tf.reduce_sum(noise), y)
-
-    data = plain_dataset(*numbers, batch=20)
-    with pytest.raises(StepError, match="same random numbers"):
-        _loop(strategy_of("mirrored", 2), lambda: Noisy(contextlib.nullcontext)).fit(data, verbose=0)
-    _loop(strategy_of("mirrored", 2), lambda: Noisy(mk.train.seeds_by_replica)).fit(data, verbose=0)

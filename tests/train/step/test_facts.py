@@ -16,7 +16,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.step import facts as facts_
 from mirrorkit.train.step.facts import ShardSums
-from mirrorkit.train.totals.totals import EXAMPLES, FIXED
+from mirrorkit.train.totals.totals import FIXED
 
 L = keras.layers
 
@@ -75,46 +75,6 @@ def test_update_before_compute_says_what_to_call(make: Any) -> None:
     assert other.step.update(other.strategy, sums)["loss"] == loop.step.update(loop.strategy, sums)["loss"]
 
 
-def test_what_is_frozen_has_no_gradient_and_does_not_change(make: Any) -> None:
-    loop = make()
-    _compute(loop, _batch(6))
-    facts, model = _functions(loop).facts, loop.step.model
-    assert facts.has_gradient == ((True,) * 6,)  # of the trainable weights, all but those of the frozen layer
-    changes = dict(zip([variable.name for variable in model.non_trainable_variables], facts.changes, strict=True))
-    assert changes == {
-        "moving_mean": True,
-        "moving_variance": True,
-        "seed_generator_state": False,
-        "kernel": False,
-        "bias": False,
-    }
-
-
-def test_terms_are_known_by_what_divides_them(make: Any) -> None:
-    """Two outputs: one is divided by the examples, one by what its mask leaves; each reaches other weights."""
-
-    def net() -> Any:
-        x = keras.Input((4,))
-        plain = L.Dense(1, name="plain")(x)
-        masked = L.Dense(1, name="masked")(L.Masking()(L.Reshape((4, 1))(x)))
-        return keras.Model(x, {"plain": plain, "masked": masked})
-
-    loop = make(net, loss={"plain": "mse", "masked": "mse"})
-    x, y = _batch(6)
-    batch = x, {"plain": y, "masked": np.stack([y] * 4, 1)}
-    run = tf.function(lambda: loop.strategy.run(loop.step.compute, args=(batch,)), autograph=False)
-    run()
-    facts = _functions(loop).facts
-    outputs = _functions(loop).totals.names
-    masked = FIXED + 2 * outputs.index("masked") + 1
-    assert facts.divisors == (EXAMPLES, masked)
-    owners = [variable.path.split("/")[0] for variable in loop.step.model.trainable_variables]
-    assert facts.has_gradient == (
-        tuple(owner == "plain" for owner in owners),
-        tuple(owner == "masked" for owner in owners),
-    )
-
-
 def test_the_first_replica_has_nothing(make: Any) -> None:
     """Each replica is traced for itself, the first one first; what it lacks it must find out all the same."""
     alone, loop = make(), make(replicas=2)
@@ -151,17 +111,6 @@ def test_a_trace_that_finds_something_else_is_refused(make: Any) -> None:
     with pytest.raises(StepError, match="other weights"):
         _compute(loop, _batch(2))
     assert _functions(loop).facts is facts
-
-
-def test_sums_hold_no_none(make: Any) -> None:
-    """They are summed by tf.nest, by users too."""
-    sums = _compute(make(), _batch(6))
-    assert all(tf.is_tensor(value) for value in tf.nest.flatten(sums))
-    assert {name: len(tf.nest.flatten(value)) for name, value in sums.items()} == {
-        "gradients": 6,
-        "state": 2,
-        "totals": 1,
-    }
 
 
 @pytest.mark.parametrize(("replicas", "always"), [(1, False), (2, False), (2, True), (3, False)])

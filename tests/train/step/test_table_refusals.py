@@ -24,7 +24,7 @@ _ASKED = [True, "lazy"]
 _CURE = r".*Leave out sparse_embeddings"
 
 
-@pytest.mark.parametrize("given", ["Lazy", "sparse", None, 2, 0.5])
+@pytest.mark.parametrize("given", ["Lazy", None, 2])
 def test_what_is_no_way_to_update_tables(given: Any) -> None:
     with pytest.raises(StepError, match='"lazy"; found'):
         mk.train.Step(net(), o.SGD(), loss="mse", sparse_embeddings=given)
@@ -50,8 +50,9 @@ def test_when_a_step_is_made(optimizer: Any, options: Any, said: str, asked: Any
         mk.train.Step(net(), optimizer(), loss="mse", sparse_embeddings=asked, **options)
 
 
-@pytest.mark.parametrize(("optimizer", "options", "said"), _EXCLUDED.values(), ids=_EXCLUDED)
-def test_auto_leaves_them_as_they_were(optimizer: Any, options: Any, said: str, make_loop: Any) -> None:
+@pytest.mark.parametrize("name", ["ema", "clipnorm", "Ftrl"])
+def test_auto_leaves_them_as_they_were(name: str, make_loop: Any) -> None:
+    optimizer, options, _ = _EXCLUDED[name]
     loop = make_loop(("one_device", 1), net, optimizer, **options)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == []
 
@@ -88,7 +89,7 @@ def test_lazy_is_for_all_embeddings_of_a_model(other: dict[str, Any], make_loop:
     assert list(make_loop(("one_device", 1), two, sparse_embeddings=True).step.variables)
 
 
-@pytest.mark.parametrize("asked", _ASKED)
+@pytest.mark.parametrize("asked", [True, pytest.param("lazy", marks=pytest.mark.slow)])
 def test_strategies_without_a_copy_on_each_replica(asked: Any, make_loop: Any) -> None:
     with pytest.raises(StepError, match=f"CentralStorageStrategy has no copy{_CURE}"):
         make_loop(("central_storage", 2), net, sparse_embeddings=asked)
@@ -108,20 +109,12 @@ def test_a_model_on_several_devices(strategy_of: Any) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
-def test_auto_takes_tables_on_cpus(where: Any, make_loop: Any) -> None:
-    loop = make_loop(where, net)
-    assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
-
-
-@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("optimizer", "rows", "are_tables"),
     [
         (o.SGD, 2**17 - 1, False),
         (o.SGD, 2**17, True),
-        (o.Adagrad, 2**17, True),
-        (lambda: o.SGD(0.1, momentum=0.9), 2**19 - 1, False),
+        (o.Adam, 2**19 - 1, False),
         (o.Adam, 2**19, True),
     ],
 )

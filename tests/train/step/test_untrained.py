@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, THREE, plain_dataset, sequential
+from training_helpers import KINDS, THREE, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -56,8 +56,7 @@ def test_predictions_loss_and_metrics_are_kerass(where: Any, strategy_of: Any, n
         "mae": pytest.approx(np.abs(expected - numbers[1]).mean(), rel=1e-5),
         "rmse": pytest.approx(np.sqrt(squares), rel=1e-5),
     }
-    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
-    np.testing.assert_array_equal(loop.predict(plain_dataset(numbers[0], batch=8)), found)
+    assert all(map(np.array_equal, model.get_weights(), before))
 
 
 def test_a_checkpoint_of_the_training_is_restored(three: Any, numbers: Any, tmp_path: Any) -> None:
@@ -72,20 +71,15 @@ def test_a_checkpoint_of_the_training_is_restored(three: Any, numbers: Any, tmp_
     before = other.step.model.get_weights()
     with pytest.raises(CheckpointError, match=r"other shape or dtype: .*dense_\d*/kernel"):
         other.restore(tmp_path)
-    assert all(np.array_equal(a, b) for a, b in zip(other.step.model.get_weights(), before, strict=True))
+    assert all(map(np.array_equal, other.step.model.get_weights(), before))
 
 
 def test_metrics_alone_are_evaluated(three: Any, numbers: Any) -> None:
     loop = _made(three, metrics=["mae"])
     apart = np.asarray(loop.step.model(numbers[0], training=False)) - numbers[1]
     assert loop.evaluate(_data(numbers)) == {"mae": pytest.approx(np.abs(apart).mean(), rel=1e-5)}
+    assert loop.step.model.optimizer is None  # TensorBoard asks for it
     assert not _made(three).step.model.compiled  # nobody said how
-
-
-def test_callbacks_of_an_evaluation_are_told(three: Any, numbers: Any, tmp_path: Any) -> None:
-    pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
-    loop = _made(three, metrics=["mae"])
-    loop.evaluate(_data(numbers), callbacks=[keras.callbacks.TensorBoard(tmp_path)])  # it asks for the optimizer
 
 
 def _frozen() -> Any:
@@ -94,23 +88,16 @@ def _frozen() -> Any:
     return model
 
 
-def _no_variables() -> Any:
-    return sequential((4,), L.Rescaling(2.0))
+UNTRAINED = {
+    "frozen": _frozen,
+    "no variables": lambda: sequential((4,), L.Rescaling(2.0)),
+    "half": lambda: sequential((4,), L.Dense(1, dtype="float16")),
+    "mixed": lambda: sequential((4,), L.Dense(1, dtype="mixed_float16")),
+    "not built": lambda: keras.Sequential([L.Dense(1)]),
+}
 
 
-def _half() -> Any:
-    return sequential((4,), L.Dense(1, dtype="float16"))
-
-
-def _mixed() -> Any:
-    return sequential((4,), L.Dense(1, dtype="mixed_float16"))
-
-
-def _unbuilt() -> Any:
-    return keras.Sequential([L.Dense(1)])
-
-
-@pytest.mark.parametrize("net", [_frozen, _no_variables, _half, _mixed, _unbuilt])
+@pytest.mark.parametrize("net", UNTRAINED.values(), ids=UNTRAINED)
 def test_models_that_could_not_be_trained_predict(net: Any, three: Any, numbers: Any) -> None:
     loop = _made(three, net)
     found = loop.predict(_data(numbers))
@@ -130,18 +117,9 @@ def test_what_needs_an_optimizer_is_refused_by_name(three: Any, numbers: Any) ->
         strategy.run(loop.step.compute, args=(rows,))
     with pytest.raises(StepError, match=r"neither a loss nor metrics.*Write Step\(model, metrics"):
         _made(strategy).evaluate(data)
-    for option in ({"clip_norm": 1.0}, {"clip_value": 1.0}, {"accumulate": 2}, {"loss_scale": 2.0}, {"ema": 0.9}):
-        with pytest.raises(StepError, match=f"Step was given {next(iter(option))} and no optimizer. Give it an"):
+    for option in ({"clip_norm": 1.0}, {"accumulate": 2}, {"loss_scale": 2.0}, {"ema": 0.9}, {"shard_optimizer": True}):
+        with pytest.raises(StepError, match=f"{next(iter(option))} and no optimizer"):
             _made(strategy, **option)
-    with pytest.raises(StepError, match="shard_optimizer and no optimizer"):
-        _made(strategy, shard_optimizer=True)
-
-
-def test_with_an_optimizer_a_loss_is_needed(three: Any, numbers: Any) -> None:
-    with three.scope():
-        model, optimizer = sequential((4,), L.Dense(1)), keras.optimizers.SGD()
-    with pytest.raises(StepError, match="No output of the model has a loss"):
-        mk.train.Loop(three, mk.train.Step(model, optimizer)).fit(_data(numbers), verbose=0)
 
 
 def test_the_values_of_a_loss_function_are_evaluated(three: Any, numbers: Any) -> None:

@@ -14,7 +14,6 @@ from training_helpers import largest_difference, plain_dataset, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.global_batch import HostBatch
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -22,14 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 SIZES = [20, 1]  # of the batches: the last one has an empty share
 
 
-def _net(*layers: Any) -> Any:
+def _net() -> Any:
     """The gradient of its max pooling fails on no rows."""
-    first = [L.Dense(3, use_bias=False), *layers, L.MaxPool2D(), L.Flatten()]
-    return sequential((4, 4, 1), *first, L.Dense(4, kernel_regularizer="l2"))
-
-
-def _normalized_net() -> Any:
-    return _net(L.BatchNormalization(momentum=0.5, synchronized=True))
+    first = [L.Dense(3, use_bias=False), L.BatchNormalization(momentum=0.5, synchronized=True)]
+    return sequential((4, 4, 1), *first, L.MaxPool2D(), L.Flatten(), L.Dense(4, kernel_regularizer="l2"))
 
 
 def _contrastive(net: Any) -> Callable[..., Any]:
@@ -59,19 +54,15 @@ def images() -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
 
 @pytest.fixture
 def make(strategy_of: Any) -> Callable[..., tuple[mk.train.Loop, Any]]:
-    """`make(where, loss_of, net_of, **options)`: a loop and its net, with weights of the same seed."""
+    """`make(where, loss_of, **options)`: a loop and its net, with weights of the same seed."""
 
-    def make(
-        where: tuple[str, int], loss_of: Any = _contrastive, net_of: Any = _net, **options: Any
-    ) -> tuple[mk.train.Loop, Any]:
+    def make(where: tuple[str, int], loss_of: Any = _contrastive, **options: Any) -> tuple[mk.train.Loop, Any]:
         strategy = strategy_of(*where)
         keras.utils.set_random_seed(0)
         with strategy.scope():
-            net, optimizer = net_of(), keras.optimizers.SGD(0.05, momentum=0.5)
-        options = {"whole_batch": True, **options}
-        return mk.train.Loop(
-            strategy, mk.train.Step.from_loss(net, optimizer, loss_of(net), **options), steps_per_call=3
-        ), net
+            net, optimizer = _net(), keras.optimizers.SGD(0.05, momentum=0.5)
+        step = mk.train.Step.from_loss(net, optimizer, loss_of(net), **{"whole_batch": True, **options})
+        return mk.train.Loop(strategy, step, steps_per_call=3), net
 
     return make
 
@@ -79,9 +70,9 @@ def make(strategy_of: Any) -> Callable[..., tuple[mk.train.Loop, Any]]:
 class _ByHand:
     """Plain TensorFlow on whole batches, where there is nothing to gather."""
 
-    def __init__(self, net_of: Any = _net) -> None:
+    def __init__(self) -> None:
         keras.utils.set_random_seed(0)
-        self.net, self._optimizer = net_of(), keras.optimizers.SGD(0.05, momentum=0.5)
+        self.net, self._optimizer = _net(), keras.optimizers.SGD(0.05, momentum=0.5)
         self._optimizer.build(self.net.trainable_variables)
         self._loss_fn = _contrastive(self.net)
 
@@ -100,26 +91,15 @@ class _ByHand:
         return {name: value / sum(map(len, (labels for _, labels in batches))) for name, value in sums.items()}
 
 
-def _batches(images: Any, sizes: Sequence[int] = SIZES) -> list[Any]:
-    (first, second), labels = images
-    return [((one, other), of_both) for one, other, of_both in cut(first, second, labels, sizes=sizes)]
-
-
-def _data(kind: str, images: Any) -> Any:
-    """Batches whose sizes are known beforehand or not, cut by the loop or held on the devices."""
-    if kind == "plain":
-        return plain_dataset(*images, batch=20)
-    return getattr(mk.data, kind)(mk.data.arrays(*images), global_batch_size=20)
-
-
-@pytest.mark.parametrize(
-    "kind", ["batches", pytest.param("resident", marks=pytest.mark.slow)]
-)  # rows of unknown number: below
+@pytest.mark.parametrize("kind", ["batches", pytest.param("resident", marks=pytest.mark.slow)])
 def test_as_one_device(kind: str, make: Any, images: Any, assert_replicas_equal: Any) -> None:
     """Two epochs with validation, synchronized layers and an empty share: every log and every weight."""
-    loop, net = make(("mirrored", 2), net_of=_normalized_net)
-    by_hand, batches, data = _ByHand(_normalized_net), _batches(images), _data(kind, images)
-    batches = [(x, tf.cast(y, tf.int64)) for x, y in batches]
+    loop, net = make(("mirrored", 2))
+    by_hand, data = _ByHand(), getattr(mk.data, kind)(mk.data.arrays(*images), global_batch_size=20)
+    (first, second), labels = images
+    batches = [
+        ((one, other), tf.cast(of_both, tf.int64)) for one, other, of_both in cut(first, second, labels, sizes=SIZES)
+    ]
     history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
     for epoch in range(2):
         logs = by_hand.epoch(batches, True)
@@ -128,29 +108,6 @@ def test_as_one_device(kind: str, make: Any, images: Any, assert_replicas_equal:
     assert logs["val_examples"] == pytest.approx((20 * 20 + 1) / 21)
     assert largest_difference(net.get_weights(), by_hand.net.get_weights()) < 1e-6  # measured: 3e-7
     assert_replicas_equal(loop)
-
-
-@pytest.mark.slow
-def test_rows_of_a_custom_training_loop(make: Any, images: Any, strategy_of: Any) -> None:
-    """Shares of unknown size, the last ones empty."""
-    loop, net = make(("mirrored", 3))
-    strategy, step = strategy_of("mirrored", 3), loop.step
-    by_hand, data = _ByHand(), _data("plain", images)
-
-    @tf.function(autograph=False, input_signature=[data.element_spec])
-    def train(batch: Any) -> Any:
-        return step.update(strategy, strategy.run(lambda: step.compute(HostBatch(batch).rows())))
-
-    @tf.function(autograph=False, input_signature=[data.element_spec])
-    def test(batch: Any) -> Any:
-        return strategy.reduce("sum", strategy.run(lambda: step.test(HostBatch(batch).rows())), axis=None)
-
-    for batch in _batches(images):
-        expected = by_hand.epoch([batch], True)
-        assert {name: float(value) for name, value in train(batch).items()} == pytest.approx(expected, rel=1e-5)
-        expected = by_hand.epoch([batch], False)
-        assert {n: float(v) for n, v in step.logs(test(batch)).items()} == pytest.approx(expected, rel=1e-5)
-    assert largest_difference(net.get_weights(), by_hand.net.get_weights()) < 1e-6
 
 
 def test_a_search_for_numbers_that_are_not_finite_sees_the_whole_batch(make: Any, images: Any) -> None:
@@ -178,11 +135,9 @@ class _Gathers(L.Layer):  # type: ignore[name-defined, misc]
         return x - tf.reduce_mean(mk.train.all_gather(x), 0)
 
 
-def _plain_step(**parts: Any) -> Any:
-    layers = parts.pop("layers", [])
-    return mk.train.Step(
-        sequential((4, 4, 1), L.Flatten(), *layers, L.Dense(1)), keras.optimizers.SGD(0.01), **{"loss": "mse", **parts}
-    )
+def _plain_step(*layers: Any, **options: Any) -> Any:
+    net = sequential((4, 4, 1), L.Flatten(), *layers, L.Dense(1))
+    return mk.train.Step(net, keras.optimizers.SGD(0.01), **{"loss": "mse", **options})
 
 
 def _gathered_error(y: Any, y_pred: Any) -> Any:
@@ -192,14 +147,12 @@ def _gathered_error(y: Any, y_pred: Any) -> Any:
 @pytest.mark.parametrize(
     "make_step",
     [
-        pytest.param(lambda: _plain_step(loss=_gathered_error), marks=pytest.mark.slow),
-        pytest.param(lambda: _plain_step(layers=[_Gathers()]), marks=pytest.mark.slow),
-        lambda: _plain_step(layers=[_Gathers(), L.BatchNormalization(synchronized=True)]),
+        lambda: _plain_step(_Gathers(), L.BatchNormalization(synchronized=True)),
         lambda: _plain_step(metrics=[_gathered_error]),
         lambda: _plain_step(loss=_gathered_error, unchecked=("loss", "rows")),
-        lambda: _plain_step(layers=[_Gathers()], unchecked=("loss", "rows")),
+        lambda: _plain_step(_Gathers(), unchecked=("loss", "rows")),
     ],
-    ids=["loss", "layer", "synchronized", "metric", "loss, unchecked", "layer, unchecked"],
+    ids=["synchronized", "metric", "loss, unchecked", "layer, unchecked"],
 )
 def test_where_no_other_rows_are_to_be_had(make_step: Any, strategy_of: Any, images: Any) -> None:
     """Refused by name, in training and evaluation; on one device it is what it says."""
@@ -221,35 +174,7 @@ def test_a_step_whose_loss_is_not_said_to_be_over_the_whole_batch(make: Any, ima
     for where, options in ((("mirrored", 2), {"unchecked": "rows"}), (("one_device", 1), {"accumulate": 2})):
         loop, _ = make(where, whole_batch=False, **options)
         with pytest.raises(StepError, match=r"all_gather was called.*without accumulate"):
-            loop.fit(_data("plain", images))
-
-
-@pytest.mark.slow
-def test_a_layer_gathers_where_the_step_says_so(strategy_of: Any, images: Any) -> None:
-    """Within a model that is built in the scope, with a term of its own added to the loss."""
-
-    class Spread(_Gathers):
-        def call(self, x: Any) -> Any:
-            self.add_loss(tf.reduce_mean(mk.train.all_gather(x) ** 2) ** 2)
-            return super().call(x)
-
-    found = []
-    for where in (("one_device", 1), ("mirrored", 3)):
-        strategy = strategy_of(*where)
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            net = sequential((4, 4, 1), L.Flatten(), L.Dense(3), Spread())
-            optimizer = keras.optimizers.SGD(0.01)
-
-        def loss_fn(batch: Any, net: Any = net) -> Any:
-            return tf.reduce_sum((net(batch[0][0]) - batch[0][1][:, 0, :3, 0]) ** 2, 1)
-
-        loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
-        data = _data("plain", images)
-        history = loop.fit(data, validation_data=data, verbose=0).history
-        predictions = loop.predict(data.map(lambda x, y: x[0]))
-        found.append([*net.get_weights(), *history.values(), predictions])
-    assert largest_difference(*found) < 1e-5
+            loop.fit(plain_dataset(*images, batch=20))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +189,7 @@ def test_a_layer_gathers_where_the_step_says_so(strategy_of: Any, images: Any) -
 def test_what_parts_that_gather_would_make_of_it(wrong: Any, make: Any, images: Any) -> None:
     loop, _ = make(("mirrored", 2), lambda net: lambda batch: wrong(net(batch[0][0])))
     with pytest.raises(StepError, match="'loss' is not the same for parts"):
-        loop.fit(_data("plain", images), verbose=0)
+        loop.fit(plain_dataset(*images, batch=20), verbose=0)
 
 
 def test_options_that_exclude_the_whole_batch(make: Any, images: Any) -> None:
