@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -25,15 +24,14 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "replica_code"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
 
 import numpy as np
-import own_models
 import tensorflow as tf
 from cases import BATCH, CASES, PARTIAL
 from cells import Outcome
-from equivalence_steps import RightStep, net, points
+from corpus import ENTRIES
+from corpus import run as run_entry
 from on_workers import train_on_workers
 from table import train_here
 
@@ -44,6 +42,10 @@ L = keras.layers
 EVERYWHERE = ("all at once", "synchronized BatchNorm, empty share")
 ALONE = ("SGD", "Dropout", 'loss_scale="dynamic", mixed_float16, overflows', "several inputs and outputs")
 LARGE = ("Adam", "Lion", "clip_norm", "transformer", "all at once")
+OF_THE_CORPUS = [  # steps of one's own, and models that are not built
+    *(entry.name for entry in ENTRIES.values() if entry.kind == "custom training steps"),
+    *(name for name in ENTRIES if name.startswith("unbuilt")),
+]
 REPLICAS = 3
 
 rng = np.random.default_rng(0)
@@ -165,16 +167,6 @@ def compiled_step() -> Outcome:
     return _outcome(loop, loop.fit(_recipe(drop_remainder=True), epochs=2, verbose=0))
 
 
-def from_compiled() -> Outcome:
-    strategy = _strategy()
-    with strategy.scope():
-        model = keras.Sequential([L.Dense(8, "tanh"), L.BatchNormalization(), L.Dense(3)])  # not built
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1, clipnorm=0.3), loss, metrics=["accuracy"])
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
-
-
 def constrained() -> Outcome:
     """One weight has a constraint, and weights beside it are joined in the update."""
     strategy = _strategy()
@@ -185,80 +177,6 @@ def constrained() -> Outcome:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
     return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
-
-
-def own_train_step() -> Outcome:
-    """A Keras model's own, run as it is."""
-    data = tf.data.Dataset.from_tensor_slices(own_models.data(50)).batch(16)
-    strategy = _strategy()
-    with strategy.scope():
-        model = own_models.MODELS["wgan"]()
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
-
-
-def from_loss() -> Outcome:
-    strategy = _strategy()
-    with strategy.scope():
-        models = {"up": keras.Sequential([keras.Input((4,)), L.Dense(6, "tanh"), L.Dropout(0.3)]), "down": L.Dense(4)}
-        optimizer = keras.optimizers.AdamW(0.01)
-
-    def loss_fn(batch: Any, training: bool) -> Any:
-        error = models["down"](models["up"](batch[0], training=training)) - batch[0]
-        return {"loss": tf.reduce_mean(error**2, 1), "error": tf.reduce_mean(tf.abs(error), 1)}
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(models, optimizer, loss_fn, ema=0.9, clip_norm=1.0))
-    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0, validation_data=_recipe()))
-
-
-def contrastive() -> Outcome:
-    strategy = _strategy()
-    with strategy.scope():
-        net = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(3)])
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
-
-    def loss_fn(batch: Any) -> Any:
-        codes = tf.math.l2_normalize(net(batch[0]), 1)
-        every = mk.train.all_gather({"codes": codes, "labels": batch[1]})
-        similar = 3 * codes @ tf.transpose(every["codes"])
-        pulls = tf.cast(batch[1][:, None] == every["labels"][None], "float32")
-        return tf.reduce_logsumexp(similar, 1) - tf.reduce_sum(pulls * similar, 1) / tf.reduce_sum(pulls, 1)
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
-    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
-
-
-def gan() -> Outcome:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gan.py"))["Gan"]
-    strategy = _strategy()
-    with strategy.scope():
-        generator = keras.Sequential([keras.Input((3,)), L.Dense(8, "tanh"), L.BatchNormalization(), L.Dense(4)])
-        discriminator = keras.Sequential([keras.Input((4,)), L.Dense(8, "tanh"), L.Dense(1)])
-        step = example(generator, discriminator, [keras.optimizers.Adam(0.01, beta_1=0.5) for _ in range(2)])
-    loop = mk.train.Loop(strategy, step)
-    return _outcome(loop, loop.fit(_recipe(), epochs=2, verbose=0))
-
-
-def own_step() -> Outcome:
-    strategy = _strategy()
-    with strategy.scope():
-        step = RightStep(net(), keras.optimizers.Adam(0.05))
-    data = mk.data.batches(mk.data.arrays(*points(61)), global_batch_size=BATCH, shuffle=True)
-    loop = mk.train.Loop(strategy, step)
-    return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
-
-
-def own_loop() -> Outcome:
-    loop = _classifier(_strategy())
-    step, strategy = loop.step, loop.strategy
-    step.build(strategy)
-
-    @tf.function(autograph=False)
-    def update(batch: Any) -> Any:
-        return step.update(strategy, strategy.run(step.compute, args=(batch,)))
-
-    losses = [float(update(batch)["loss"]) for batch in mk.data.distribute(_recipe().dataset(0), strategy)]
-    return {f"variables/{i}": np.asarray(v) for i, v in enumerate(step.variables)} | {"losses": np.array(losses)}
 
 
 def evaluated_and_predicted() -> Outcome:
@@ -297,6 +215,12 @@ def resumed(*, placed: bool = False) -> Outcome:
         return _outcome(loop, report)
 
 
+def of_the_corpus(name: str) -> Outcome:
+    found = run_entry(ENTRIES[name], _strategy())
+    assert not isinstance(found, str), found
+    return found
+
+
 def parameter_servers() -> Outcome:
     """One worker, so that nothing overtakes; in a process of its own, since a process knows one cluster."""
     with tempfile.TemporaryDirectory() as folder:
@@ -319,8 +243,7 @@ def _on_parameter_servers(file: str) -> None:
 OTHERS: list[Callable[[], Outcome]] = [
     *(augmented, mapped, resident, records, own_function),
     *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
-    *(compiled_loop, compiled_step, from_compiled, constrained, own_train_step, from_loss),
-    *(contrastive, gan, own_step, own_loop),
+    *(compiled_loop, compiled_step, constrained),
     *(evaluated_and_predicted, warm, resumed, parameter_servers),
 ]
 
@@ -330,6 +253,7 @@ def runs() -> Iterator[tuple[str, Callable[[], Outcome]]]:
     yield from of_the_table()
     yield from ((function.__name__.replace("_", " "), function) for function in OTHERS)
     yield "resumed, shard_optimizer", lambda: resumed(placed=True)
+    yield from ((f"corpus: {name}", lambda name=name: of_the_corpus(name)) for name in OF_THE_CORPUS)
 
 
 def digest(outcome: Outcome) -> str:
@@ -370,8 +294,9 @@ def main() -> int:
     if options.compare is None:
         return 0
     before = json.loads(options.compare.read_text())
-    other = [name for name in found if before.get(name) != found[name]]
-    print(f"{len(found)} trainings, {len(other)} differ{': ' * bool(other)}{'; '.join(other)}")
+    both = [name for name in found if name in before]
+    other = [name for name in both if before[name] != found[name]]
+    print(f"{len(both)} trainings in both, {len(other)} differ{': ' * bool(other)}{'; '.join(other)}")
     return bool(other)
 
 

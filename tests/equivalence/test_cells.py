@@ -23,11 +23,6 @@ from mirrorkit.errors import StepError
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 _SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
-_CORNERS = [  # a layout: parallel/test_placed_training.py; central storage, empty shares: test_every_row.py
-    ("all at once", ("mirrored", 2)),
-    (_SKIPS, ("mirrored", 2)),
-    ("Adam", ("shard_optimizer", 3)),
-]
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {
     2: ["BatchNorm, empty share", "all at once", "image_folder", "large table, Adagrad"],
@@ -35,9 +30,9 @@ _ON_WORKERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "where"), _CORNERS, ids=[name for name, _ in _CORNERS])
-def test_a_corner_of_the_table(name: str, where: tuple[str, int]) -> None:
-    ((_, cell),) = table.cells(CASES[name], [where], table.train_here)
+def test_a_corner_of_the_table() -> None:
+    """A layout: parallel/test_placed_training.py; all rows: test_every_row.py."""
+    ((_, cell),) = table.cells(CASES["Adam"], [("shard_optimizer", 3)], table.train_here)
     assert not cell.is_red, str(cell)
 
 
@@ -86,14 +81,6 @@ def test_a_cell_that_cannot_be_measured_is_red_and_the_others_are_measured(monke
     row = table.Trainer(["SGD"], where).row("SGD")
     assert {place: cell.is_red for place, cell in row.items()} == {where[0]: True, where[1]: False}
     assert str(row[where[0]]) == "**ValueError: no kernel**"
-
-
-@pytest.mark.slow
-def test_several_processes_measure_the_same() -> None:
-    names, where = ["Adam", "Dropout"], [("mirrored", 2)]
-    one, two = (list(table.Trainer(names, where).rows(names, processes)) for processes in (1, 2))
-    assert [name for name, _ in two] == names
-    assert one == two
 
 
 def test_the_cases_do_what_they_are_named_after() -> None:

@@ -19,7 +19,7 @@ PINS = Path(__file__).with_name("pins.txt")
 TESTS = [
     *("tests/test_private.py", "tests/train/test_private_names.py", "tests/optim"),
     *(f"tests/train/keras_model/test_{name}.py" for name in ("custom_gradients", "inlining", "kept", "seeds")),
-    *("tests/train/test_as_keras.py", "tests/train/test_as_keras_fit.py"),
+    "tests/train/test_as_keras.py",
     "tests/train/replica_code/test_keras_calls.py",
 ]
 ROWS = ["weight decay", "class weights", "Embedding", "F1", "synchronized BatchNorm", "transformer"]

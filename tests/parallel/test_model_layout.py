@@ -14,6 +14,7 @@ from placed_nets import HALVES, cnn, data, halves, make_loop, mlp
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DeviceError, StepError
+from mirrorkit.train.step.devices import are_placed
 from mirrorkit.variables import copies
 
 CPUS = ["cpu:0", "cpu:1"]
@@ -212,31 +213,11 @@ def test_a_step_of_ones_own_is_refused() -> None:
         mk.train.Loop(strategy, Own(model))
 
 
-def test_a_step_of_ones_own_with_a_variable_outside_of_the_scope() -> None:
-    """It has no copies, and lies nowhere that a layout would know."""
-    outside = tf.Variable(1.0)
-
-    class Own:
-        def build(self, strategy: Any) -> None:
-            with strategy.scope():
-                self.weight = tf.Variable(1.0)
-            self.variables = [self.weight, outside]
-            self._apply = mk.train.Update(strategy, [self.weight], self._new_values)
-
-        def _new_values(self, sums: Any, old: Any) -> Any:
-            return [old[0] - 0.25 * sums["sum"]], {"loss": sums["sum"]}
-
-        def compute(self, batch: Any) -> Any:
-            return {"sum": tf.reduce_sum(batch[0])}
-
-        def update(self, strategy: Any, sums: Any) -> Any:
-            return self._apply(sums)
-
-    step = Own()
+def test_a_variable_outside_of_the_scope_has_no_copies_and_lies_nowhere_that_a_layout_would_know() -> None:
     strategy = mk.strategy.create("mirrored", devices=CPUS)
-    rows = mk.data.arrays(np.ones((4, 1), "float32"), np.zeros(4))
-    mk.train.Loop(strategy, step).fit(mk.data.batches(rows, global_batch_size=4), verbose=0)
-    assert [float(copy) for copy in copies(step.weight)] == [0.0, 0.0]
+    with strategy.scope():
+        inside = tf.Variable(1.0)
+    assert not are_placed(strategy, [inside, tf.Variable(1.0)])
 
 
 def test_a_model_from_a_file(tmp_path: Any) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from device_choice import device_name
 from installed_versions import KERAS
-from placed_nets import bytes_by_device, data, halves, largest_difference, make_loop, transformer
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -36,20 +34,10 @@ class Own(L.Layer):
         return self.dropout(self.norm(self.dense(x)))
 
 
-def net(kind: str, wrap: Any) -> Any:
-    def block(i: int) -> Any:
-        if kind == "own":
-            return Own(i, name=f"block{i}")
-        layers = [
-            L.Dense(12, activation="tanh", kernel_regularizer="l2"),
-            L.BatchNormalization(),
-            L.Dropout(0.3, seed=i),
-        ]
-        return keras.Sequential([keras.Input([12]), *layers, L.ActivityRegularization(1e-3)], name=f"block{i}")
-
+def net(wrap: Any) -> Any:
     x = h = keras.Input([12])
     for i in range(2):
-        h = wrap(block(i))(h)
+        h = wrap(Own(i, name=f"block{i}"))(h)
     return keras.Model(x, L.Dense(3, name="head")(h))
 
 
@@ -61,7 +49,7 @@ def test_weights_are_the_same(strategy_of: Any) -> None:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         with strategy.scope():
-            model, optimizer = net("own", wrap), keras.optimizers.SGD(0.01)
+            model, optimizer = net(wrap), keras.optimizers.SGD(0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
         rng = np.random.default_rng(0)
@@ -75,21 +63,6 @@ def test_weights_are_the_same(strategy_of: Any) -> None:
         assert np.allclose(one, other, atol=1e-6, rtol=0)
     assert losses == pytest.approx(losses_again, rel=1e-6)
     assert np.allclose(outputs, outputs_again, atol=1e-6)
-
-
-def test_keras_fit_trains_it_too() -> None:
-    """Also with plain Keras the weights are those without."""
-    results = []
-    for wrap in (lambda block: block, mk.parallel.Recompute):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(0)
-        model = net("sequential", wrap)
-        model.compile("sgd", "mse")
-        rng = np.random.default_rng(0)
-        model.fit(rng.normal(size=(32, 12)), rng.normal(size=(32, 3)), batch_size=16, shuffle=False, verbose=0)
-        results.append(model.get_weights())
-    for one, other in zip(*results, strict=True):
-        assert np.allclose(one, other, atol=1e-6, rtol=0)
 
 
 class Remasked(L.Layer):
@@ -144,29 +117,12 @@ def test_a_block_that_drops_the_mask(block: str) -> None:
 
 
 def test_a_file_holds_it(tmp_path: Any) -> None:
-    model = net("sequential", mk.parallel.Recompute)
+    block = keras.Sequential([keras.Input([12]), L.Dense(12, activation="tanh"), L.BatchNormalization()])
+    x = keras.Input([12])
+    model = keras.Model(x, L.Dense(3)(mk.parallel.Recompute(block)(x)))
     model.save(tmp_path / "model.keras")
     x = np.ones([2, 12], "float32")
     assert np.allclose(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
-
-
-def test_within_a_layout() -> None:
-    """Each block is computed again on its own device."""
-
-    def wrapped() -> Any:
-        x = keras.Input([6], dtype="int64")
-        h = L.Embedding(12, 8, name="embed")(x)
-        for i in range(2):
-            block = [keras.Input([6, 8]), L.Dense(8, activation="gelu"), L.LayerNormalization(), L.Dropout(0.1, seed=i)]
-            h = mk.parallel.Recompute(keras.Sequential(block, name=f"block{i}"), name=f"recompute{i}")(h)
-        return keras.Model(x, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(h)))
-
-    wrapped.__name__ = "transformer"
-    found, expected = make_loop(wrapped, halves()), make_loop(wrapped, None)
-    for loop in (found, expected):
-        loop.fit(data(transformer), verbose=0)
-    assert largest_difference(found, expected) <= 2.4e-7
-    assert bytes_by_device(found.step.model.trainable_variables)[device_name(1)] > 0
 
 
 def test_an_added_loss_counts_once_whatever_the_address_of_its_tensor() -> None:
@@ -223,14 +179,6 @@ def test_inputs_by_name_have_gradients_and_masks() -> None:
     assert len(found[0]) == len(found[1]) > 10
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(tf.convert_to_tensor(one), tf.convert_to_tensor(other), atol=1e-5)
-
-
-def test_an_unbuilt_block_in_the_first_eager_call() -> None:
-    wrapped = mk.parallel.Recompute(Cross())
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(wrapped(tf.ones([2, 3]), context=tf.ones([2, 4])))
-    assert len(wrapped.trainable_variables) == 4
-    assert all(gradient is not None for gradient in tape.gradient(loss, wrapped.trainable_variables))
 
 
 def test_inputs_by_position_and_what_is_no_layer_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Weights of examples, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts."""
+"""Nested inputs, weights, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed_versions import needs_keras
 from training_helpers import fit_both, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -29,6 +30,22 @@ def classes(numbers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [60, 4] and classes [60]: 0, 1 and 2, unevenly."""
     x, y = numbers
     return x, np.digitize(y[:, 0], [-1.0, 4.0])
+
+
+def _of_nested_inputs() -> Any:
+    one, two, three = (keras.Input((size,), name=name) for size, name in ((2, "one"), (2, "two"), (1, "three")))
+    joined = L.Concatenate()([one, two, three])
+    return keras.Model({"a": (one, two), "b": three}, L.Dense(1, name="up")(joined))
+
+
+def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
+    """Dicts of inputs and of outputs: a row of the table of equivalence, and the corpus."""
+    x, y = numbers
+    nested = {"b": y, "a": (x[:, :2], x[:, 2:])}
+    data = mk.data.batches(mk.data.arrays(nested, y), global_batch_size=25).dataset()
+    _, loop, model = fit_both(make_loop, _of_nested_inputs, data)
+    unlabelled = mk.data.batches(mk.data.arrays(nested), global_batch_size=25)
+    np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
 
 
 def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
@@ -73,6 +90,13 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     history = loop.fit(data, class_weight={1: 3.0}, verbose=0).history
     crossentropy = -np.log(before[np.arange(60), y])
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
+
+
+@needs_keras((3, 16), "a weight of 1 for classes that class_weight leaves out")
+@pytest.mark.parametrize("class_weight", [{0: 3, 2: 0.5}, {}], ids=str)
+def test_classes_without_a_weight_weigh_1(class_weight: dict[int, float], make_loop: Any, classes: Any) -> None:
+    loss = "sparse_categorical_crossentropy"
+    _fit_both(make_loop, _probabilities, plain_dataset(*classes, batch=20), loss=loss, class_weight=class_weight)
 
 
 def test_masked_steps_do_not_count(make_loop: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,15 +35,10 @@ class _OfTheUser(keras.callbacks.Callback):
 def test_periods_are_asked_of_callbacks_that_know_the_loop() -> None:
     without_set_loop = keras.callbacks.Callback()
     without_set_loop.every = 7
-    callbacks = [_Periodic(5, every=4), _Periodic(None, every=3), _OfTheUser(2), _OfTheUser("often"), without_set_loop]
-    assert call_periods(callbacks) == [5, 2]
-    assert call_periods([]) == []
-
-
-def test_a_user_callback_without_every_has_no_wish() -> None:
-    callback = _OfTheUser(1)
-    del callback.every
-    assert call_periods([callback]) == []
+    without_every = _OfTheUser(1)
+    del without_every.every
+    callbacks = [_Periodic(5, every=4), _Periodic(None, every=3), _OfTheUser(2), _OfTheUser("often")]
+    assert call_periods([*callbacks, without_set_loop, without_every]) == [5, 2]
 
 
 def test_a_loop_callback_wants_nothing_by_itself() -> None:
@@ -52,11 +46,5 @@ def test_a_loop_callback_wants_nothing_by_itself() -> None:
     assert callback.call_period is None
     callback.on_non_finite_loss(NonFiniteLossError("a message", step=0, epoch=0, batch=0))
     callback.release()
-
-
-def test_it_is_given_the_loop() -> None:
-    callback, loop = LoopCallback(), SimpleNamespace()
     with pytest.raises(AssertionError):
         _ = callback.loop
-    callback.set_loop(loop)
-    assert callback.loop is loop

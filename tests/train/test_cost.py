@@ -70,12 +70,11 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("synchronized", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_no_branch_asks_the_device(synchronized: bool, make_loop: Any) -> None:
+def test_no_branch_asks_the_device(make_loop: Any) -> None:
     """A branch is chosen on the host, which would wait for the device in every step."""
 
     def net() -> Any:
-        return sequential((4,), L.Dense(5), L.BatchNormalization(synchronized=synchronized), L.Dropout(0.5), L.Dense(1))
+        return sequential((4,), L.Dense(5), L.BatchNormalization(synchronized=True), L.Dropout(0.5), L.Dense(1))
 
     options = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9, "accumulate": 2}
     loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01), **options)

@@ -60,14 +60,7 @@ def setting(rate: str) -> tuple[Any, dict[str, Any], list[Any]]:
     return optimizer, {"loss": loss, "metrics": [error]}, callbacks
 
 
-@pytest.mark.parametrize(
-    ("rate", "where"),
-    [
-        *(("callable", ("one_device", 1)), ("schedule", ("mirrored", 2))),
-        pytest.param("schedule", ("central_storage", 2), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("rate", "where"), [("callable", ("one_device", 1)), ("schedule", ("mirrored", 2))], ids=str)
 def test_they_follow_the_variables(rate: str, where: Any, strategy_of: Any) -> None:
     found = []
     for strategy in (None, strategy_of(*where)):

@@ -39,18 +39,9 @@ def _with(optimizer: Any, **options: Any) -> mk.train.Step:
 class Lookahead(o.Optimizer):  # type: ignore[name-defined, misc]
     """Hands the gradients to another optimizer, as wrappers do."""
 
-    def __init__(self, inner: Any, *, hides_it: bool = False) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__(learning_rate=0.1)
-        self.get = lambda: inner
-        if not hides_it:
-            self.inner = inner
-
-    def build(self, variables: Any) -> None:
-        super().build(variables)
-        self.get().build(variables)
-
-    def apply(self, gradients: Any, variables: Any = None) -> None:
-        self.get().apply(gradients, variables)
+        self.inner = inner
 
 
 class Assertive(o.SGD):  # type: ignore[name-defined, misc]
@@ -212,15 +203,13 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a number": (XY, _net, {"loss": 7}, "found 7"),
     "no loss": (XY, _net, {"loss": None}, "No output .* has a loss"),
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
-    "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
     "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),
     "a result that assigns": (XY, _net, {"metrics": [_Forgets("late")]}, "metric 'late'.*assigns"),
     "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, "_Called overrides __call__"),
     "cut off": (XY, _net, {"loss": lambda y, p: tf.stop_gradient(p[:, 0])}, "does not depend on any"),
     "two losses": (XY, _net, {"loss": ["mse", "mae"]}, "1 outputs.*2 losses"),
     "unknown metric": (XY, _net, {"metrics": ["acuracy"]}, "no metric 'acuracy'"),
-    "no target": (X, _net, {}, r"no target.*\(x, y\)"),
-    "no target for a metric": (X, _net, {"metrics": ["accuracy"]}, r"no target.*\(x, y\)"),
+    "no target": (X, _net, {"metrics": ["accuracy"]}, r"no target.*\(x, y\)"),
     "one target of two": (A, _two_outputs, {}, "no target for the output 'b'"),
     "one loss in a list": (AB, _two_outputs, {"loss": ["mse"]}, r"2 outputs \['a', 'b'\], but 1 losses"),
     "a loss of nothing": (AB, _two_outputs, {"loss": {"a": "mse", "c": "mse"}}, r"name \['c'\].*\['a', 'b'\]"),
@@ -245,17 +234,9 @@ def test_with_the_first_batch(
     assert "in user code" not in str(error.value), "AutoGraph has wrapped the message"
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Lookahead(o.Adam(), hides_it=True), "Lookahead could not be computed"),
-        (Assertive, "Assertive could not .*AssertionError"),
-    ],
-    ids=["hidden", "asserts"],
-)
-def test_an_optimizer_that_is_no_function(make: Any, words: str, make_loop: Any, numbers: Any) -> None:
-    with pytest.raises(StepError, match=words):
-        make_loop(("one_device", 1), _net, make).fit(plain_dataset(*numbers, batch=20), verbose=0)
+def test_an_optimizer_that_is_no_function(make_loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=r"Assertive could not .*AssertionError"):
+        make_loop(("one_device", 1), _net, Assertive).fit(plain_dataset(*numbers, batch=20), verbose=0)
 
 
 class LeftOver(keras.Model):  # type: ignore[name-defined, misc]

@@ -151,11 +151,3 @@ def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
 def test_nests_that_do_not_fit(options: Any, match: str, make_loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=match):
         make_loop(TWO, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
-
-
-def test_targets_in_another_nest(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(TWO, _model(NESTED))
-    with pytest.raises(StepError, match="targets do not fit"):
-        loop.fit(_data({"u": {"a": 1.0, "x": 1.0}, "c": 1.0}, numbers), verbose=0)
-    with pytest.raises(StepError, match="no target for the output 'u/b'"):
-        loop.fit(_data({"u": {"a": 1.0}, "c": 1.0}, numbers), verbose=0)

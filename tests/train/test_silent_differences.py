@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import needs_keras
-from training_helpers import THREE, fit_both, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import THREE, fit_both, keras_twin, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -49,13 +49,6 @@ def test_an_overridden_step_of_keras(name: str, function: Any) -> None:
     for loss in ("mse", None):
         model.compile(optimizer, loss=loss)
         mk.train.Step.from_compiled(model)  # which runs it
-
-
-def test_an_override_put_on_the_model_itself() -> None:
-    model = line_net()
-    model.train_step = lambda data: {"loss": tf.constant(0.0)}
-    with pytest.raises(StepError, match="overrides train_step"):
-        mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
 
 
 def test_a_model_whose_trainable_weights_are_a_part(strategy_of: Any, numbers: Any) -> None:
@@ -157,22 +150,6 @@ def test_a_loss_that_is_not_finite_is_found_in_any_part(make_loop: Any) -> None:
 
 
 # --- assignments in a call that an update would not write
-
-
-def test_a_layer_that_updates_a_metric_in_its_call(make_loop: Any, numbers: Any) -> None:
-    class Watched(L.Layer):  # type: ignore[name-defined]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.seen = keras.metrics.Mean(name="seen")
-
-        def call(self, x: Any) -> Any:
-            self.seen.update_state(keras.ops.mean(x))
-            return x
-
-    loop = make_loop(("one_device", 1), lambda: sequential((4,), Watched(name="watched"), L.Dense(1)))
-    for use in (loop.fit, loop.evaluate):
-        with pytest.raises(StepError, match="'watched' updates the metric 'seen'"):
-            use(plain_dataset(*numbers, batch=20))
 
 
 def test_a_metric_that_the_model_itself_updates_in_its_call(make_loop: Any, numbers: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_helpers import check_resumed
 from jobs import until
@@ -14,10 +15,12 @@ from training_helpers import Interrupted
 import mirrorkit as mk
 from mirrorkit import files
 from mirrorkit._keras import keras
-from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.errors import CheckpointError
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import bucket
 from mirrorkit.train.checkpoints.bucket import Bucket
+from mirrorkit.train.checkpoints.file import DamagedError
+from mirrorkit.train.checkpoints.position import Position
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -48,14 +51,25 @@ def kinds(storage: ObjectStorage) -> dict[str, int]:
     }
 
 
+def written(address: str, *steps: int, first: float = 0.0) -> Bucket:
+    """A place that a run has taken and written checkpoints to, after so many steps."""
+    place = Bucket(address)
+    place.take()
+    variables = [{"path": "v", "shape": [3], "dtype": "float64"}]
+    for count in steps:
+        place.write(count, [np.full(3, first)], {"variables": variables, "position": Position(steps=count).as_json()})
+    return place
+
+
 def test_a_run_goes_on_with_the_same_bits(fresh: Any, recipe: Any, address: Any) -> None:
-    check_resumed(fresh, recipe, address, every=2, at=[3, 8], epochs=2)
+    check_resumed(fresh, recipe, address, every=2, at=[8], epochs=2)
     assert kinds(ObjectStorage(address))["owners"] == 0
 
 
-def test_the_newest_are_kept_each_with_its_object(fresh: Any, recipe: Any, storage: ObjectStorage) -> None:
-    fresh.fit(recipe, epochs=4, verbose=0, callbacks=[mk.train.Checkpoints(storage.address, keep=2)])
-    assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}
+def test_the_newest_are_kept_each_with_its_object(storage: ObjectStorage) -> None:
+    place = written(storage.address, 5, 10, 15, 20)
+    place.keep_newest(20, keep=2)
+    assert kinds(storage) == {"owners": 1, "manifests": 2, "objects": 2}
     manifests = [name for name in storage.names() if name.endswith(".json")]
     assert manifests == ["step-0000000015.json", "step-0000000020.json"]
     for name in manifests:
@@ -78,31 +92,30 @@ def _interrupted(method: str, of: str) -> Any:
 
 @pytest.mark.parametrize(("method", "of"), [("upload", ".npz"), ("write", ".json")])
 def test_what_a_killed_writer_leaves_is_never_read(
-    fresh: Any, recipe: Any, storage: ObjectStorage, monkeypatch: Any, method: str, of: str
+    storage: ObjectStorage, monkeypatch: Any, method: str, of: str
 ) -> None:
+    place = written(storage.address, 5)
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStorage, method, _interrupted(method, of))
-        with pytest.raises(FileError, match=r"bucket/run/step-0000000010\.npz .*Interrupted"):
-            fresh.fit(recipe, epochs=3, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
-    assert kinds(storage) == {"owners": 0, "manifests": 1, "objects": 2}
-    assert fresh.restore(storage.address).steps == 5
-    fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
-    assert kinds(storage) == {"owners": 0, "manifests": 2, "objects": 2}, "the next run removes it"
+        with pytest.raises(Interrupted):
+            place.write(10, [np.zeros(3)], {})
+    assert kinds(storage) == {"owners": 1, "manifests": 1, "objects": 2}
+    assert place.find() == [f"{storage.address}/step-0000000005.json"]
+    place.release()
+    written(storage.address).release()
+    assert kinds(storage) == {"owners": 0, "manifests": 1, "objects": 1}, "the next run removes it"
 
 
 @pytest.mark.parametrize("damage", ["cut", "another run", "missing", "checksum", "manifest"])
-def test_a_damaged_one_is_named_and_the_one_before_it_taken(
-    fresh: Any, recipe: Any, storage: ObjectStorage, damage: str
-) -> None:
-    fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(storage.address)])
+def test_a_damaged_one_is_named(storage: ObjectStorage, damage: str) -> None:
+    """And the one before it taken: test_damaged_files.py."""
+    place = written(storage.address, 5, 10)
     manifest = json.loads(storage.read("step-0000000010.json"))
     content = storage.read(manifest["object"])
     if damage == "cut":
         storage.write(manifest["object"], content[:-100])
     elif damage == "another run":
-        fresh.position = mk.train.Position()
-        fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints("memory://bucket/other")])
-        other = ObjectStorage("memory://bucket/other")
+        other = written("memory://bucket/other", 10, first=1.0)._storage
         storage.write(manifest["object"], other.read(json.loads(other.read("step-0000000010.json"))["object"]))
     elif damage == "missing":
         storage.remove(manifest["object"])
@@ -110,8 +123,10 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(
         storage.write("step-0000000010.json", json.dumps({**manifest, "crc32": manifest["crc32"] ^ 1}).encode())
     else:
         storage.write("step-0000000010.json", b'{"object": "st')
-    with pytest.warns(UserWarning, match=r"bucket/run/step-0000000010\.json"):
-        assert fresh.restore(storage.address).steps == 5
+    newest, before = place.find()
+    with pytest.raises(DamagedError, match=r"bucket/run/step-0000000010\.json"):
+        place.read(newest)
+    assert place.read(before)[0]["position"]["steps"] == 5
 
 
 def test_where_there_is_none(fresh: Any, address: str) -> None:

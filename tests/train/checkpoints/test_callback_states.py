@@ -122,22 +122,6 @@ def test_of_keras_callbacks_their_state_is_saved_and_nothing_else(caplog: Any) -
     assert not caplog.records
 
 
-def test_of_a_class_derived_from_keras_the_part_of_keras_is_saved_and_the_rest_named(caplog: Any) -> None:
-    class Patient(C.EarlyStopping):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__("loss")
-            self.losses: list[float] = []
-
-    one, other = Patient(), Patient()
-    states = _states(one)
-    one.wait = 2
-    one.losses.append(0.5)
-    found = _read(states)
-    assert [record.message for record in caplog.records] == [_told("Patient", "losses")]
-    _states(other).restore(found)
-    assert (other.wait, other.losses) == (2, [])
-
-
 def test_a_best_value_that_is_a_tensor_ends_no_training(caplog: Any) -> None:
     """Another callback may have put it into the logs; the callback that remembers it starts afresh."""
     one = C.EarlyStopping()
@@ -176,17 +160,6 @@ def test_what_keras_callbacks_change_is_saved(name: str) -> None:
     saved = set(_REMEMBERED.get(name, "").split())
     found = _set_after_the_beginning(getattr(C, name)) - set(left.get(name, "").split())
     assert found == saved - ({"epoch"} if name == "History" else set())  # a list that is appended to
-
-
-def test_a_state_is_given_back_once_more_after_an_epochs_begin() -> None:
-    one, stopping = Asked([1]), C.EarlyStopping()
-    stopping.wait = 2
-    states = _states(one, stopping)
-    kept = states.kept()
-    one.state.append(2)
-    stopping.wait = 3
-    states.put_back(kept)
-    assert (one.given, stopping.wait) == ([[1]], 2)
 
 
 def test_a_callback_that_cannot_take_its_state_is_named() -> None:

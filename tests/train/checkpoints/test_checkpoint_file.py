@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +75,14 @@ def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(pa
         checkpoint_file.read(path)
 
 
-@pytest.mark.parametrize("content", ["text", "other npz", "object array", "folder"])
+@pytest.mark.parametrize("content", ["object array", "folder"])
 def test_something_else_of_that_name_is_damaged(content: str, path: Path) -> None:
     path.unlink()
-    if content == "text":
-        path.write_text("hello")
-    elif content == "folder":
+    if content == "folder":
         path.mkdir()
     else:
-        about = np.array([{}], dtype=object) if content == "object array" else np.zeros(3)
         with path.open("wb") as file:
-            np.savez(file, about=about)
+            np.savez(file, about=np.array([{}], dtype=object))
     with pytest.raises(checkpoint_file.DamagedError, match=path.name):
         checkpoint_file.read(path)
 
@@ -98,11 +94,10 @@ def test_a_file_of_another_step_than_its_name_says_is_damaged(path: Path) -> Non
         checkpoint_file.read(other)
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_newer_format_is_not_damage(save: Callable[..., None], path: Path) -> None:
+def test_a_newer_format_is_not_damage(path: Path) -> None:
     about = np.frombuffer(json.dumps({"format": 3}).encode(), np.uint8)
     with path.open("wb") as file:
-        save(file, about=about, values=np.zeros(10_000))
+        np.savez_compressed(file, about=about, values=np.zeros(10_000))
     with pytest.raises(CheckpointError, match=r"format 3.*up to 2") as error:
         checkpoint_file.read(path)
     assert not isinstance(error.value, checkpoint_file.DamagedError)

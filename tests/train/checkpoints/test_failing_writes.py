@@ -37,7 +37,7 @@ class NoStep(keras.callbacks.Callback):
         pytest.fail("trained before it was known that nothing can be saved")
 
 
-@pytest.mark.parametrize("kind", ["read only", "inside a read-only one", "a file", "below a file"])
+@pytest.mark.parametrize("kind", ["inside a read-only one", "below a file"])
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_training(
     kind: str, fresh: Any, recipe: Any, tmp_path: Path, request: Any
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_training(
         request.getfixturevalue("not_root")
     else:
         folder.write_text("a file")
-    target = folder / "first" if kind in ("inside a read-only one", "below a file") else folder
+    target = folder / "first"
     with pytest.raises(FileError, match=f"cannot be written to {target}: "):
         fresh.fit(recipe, callbacks=[mk.train.Checkpoints(target), NoStep()], verbose=0)
 

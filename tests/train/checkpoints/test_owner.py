@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_helpers import names, saved_at
 from training_helpers import At, Interrupted
@@ -19,6 +20,7 @@ from training_helpers import At, Interrupted
 import mirrorkit as mk
 from mirrorkit import files
 from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.train.checkpoints.folder import Folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells who lives")
@@ -41,13 +43,10 @@ def owned_by(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", [".owner", "step-0000000004.npz"])
-def test_a_folder_of_the_name_of_a_file_is_named_before_the_first_step(
-    name: str, fresh: Any, recipe: Any, tmp_path: Path
-) -> None:
+def test_a_folder_of_the_name_of_a_file_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(FileError, match=f"{tmp_path / name} is a folder"):
-        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert fresh.position.steps == 0
+        Folder(tmp_path).take()
 
 
 @linux
@@ -58,15 +57,16 @@ def test_a_living_run_is_named_and_nothing_of_it_touched(other: Any, fresh: Any,
     with pytest.raises(CheckpointError, match=rf"{tmp_path}: process {other.pid} on .*started"):
         fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     assert names(tmp_path) == before
+    assert fresh.position.steps == 0
     other.kill()  # and not waited for: a process that has ended, of which the parent has not asked
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert names(tmp_path) == saved_at(5)
+    Folder(tmp_path).take()
+    assert names(tmp_path) == [".owner"]
 
 
 @linux
 @pytest.mark.parametrize("kind", ["another boot", "same number, started before", "exec", "damaged"])
-def test_what_a_killed_run_left_is_no_lock(kind: str, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_no_lock(kind: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "another boot": {"kernel": "another pid:[1]", "pid": 1},
         "same number, started before": {"started": 5},
@@ -74,8 +74,11 @@ def test_what_a_killed_run_left_is_no_lock(kind: str, fresh: Any, recipe: Any, t
     left = owned_by(tmp_path, **changes)
     if kind == "damaged":
         left.write_text("[5")
-    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert names(tmp_path) == saved_at(5)
+    place = Folder(tmp_path)
+    place.take()
+    place.require()
+    place.release()
+    assert names(tmp_path) == []
 
 
 def test_the_earlier_run_stops_at_its_next_save(fresh: Any, recipe: Any, tmp_path: Path) -> None:
@@ -145,15 +148,13 @@ def test_the_folder_is_free_after_every_end(fresh: Any, recipe: Any, tmp_path: P
         with pytest.raises(type(error)):
             fresh.fit(recipe, epochs=2, callbacks=callbacks, verbose=0)
         assert ".owner" not in names(tmp_path)
-    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert names(tmp_path)[0].startswith("step")
 
 
 # --- planted files
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_planted_owner_is_replaced_and_never_followed(kind: str, fresh: Any, recipe: Any, tmp_path: Path) -> None:
+def test_a_planted_owner_is_replaced_and_never_followed(kind: str, tmp_path: Path) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "run"
     victim.write_text("precious")
     folder.mkdir()
@@ -163,6 +164,11 @@ def test_a_planted_owner_is_replaced_and_never_followed(kind: str, fresh: Any, r
         (folder / ".owner").symlink_to(victim)
     for name in (".writable", *(f"{name}.tmp" for name in saved_at(5, 10))):
         (folder / name).symlink_to(victim)
-    fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(folder)], verbose=0)
+    place = Folder(folder)
+    place.take()
+    for steps in (5, 10):
+        place.write(steps, [np.zeros(3)], {"variables": [], "position": {}})
+    place.release()
     assert victim.read_text() == "precious"
     assert not any(path.is_symlink() for path in folder.glob("step*"))
+    assert names(folder) == [".writable", *saved_at(5, 10)]

@@ -59,32 +59,21 @@ def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
         assert bits(fresh) == expected, folder
 
 
-def test_the_exit_code_is_the_schedulers_choice(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+def test_a_signal_in_the_last_call_is_not_lost_and_the_exit_code_is_the_schedulers_choice(
+    fresh: Any, recipe: Any, tmp_path: Path
+) -> None:
     saver = mk.train.Checkpoints(tmp_path, exit_code=75)
-    with pytest.raises(SystemExit) as left:
-        fresh.fit(recipe, callbacks=[saver, send(signal.SIGTERM, "on_train_batch_begin", at=0)], verbose=0)
-    assert left.value.code == 75
-
-
-def test_a_signal_in_the_last_call_is_not_lost(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    saver = mk.train.Checkpoints(tmp_path)
     for hook in ("on_epoch_end", "on_train_end"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as left:
             fresh.fit(recipe, callbacks=[saver, send(signal.SIGTERM, hook, at=1)], verbose=0)
+        assert left.value.code == 75
     assert names(tmp_path) == saved_at(5)
 
 
 def test_a_second_ctrl_c_interrupts_at_once(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    twice = [send(signal.SIGINT, "on_train_batch_begin", at=0) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        fresh.fit(
-            recipe,
-            callbacks=[
-                mk.train.Checkpoints(tmp_path),
-                send(signal.SIGINT, "on_train_batch_begin", at=0),
-                send(signal.SIGINT, "on_train_batch_begin", at=0),
-            ],
-            verbose=0,
-        )
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path), *twice], verbose=0)
     assert names(tmp_path) == []
 
 
@@ -104,11 +93,8 @@ def test_handlers_are_given_back_after_an_error(fresh: Any, recipe: Any, tmp_pat
 def test_a_signal_that_is_ignored_stays_ignored(fresh: Any, recipe: Any, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        fresh.fit(
-            *(recipe,),
-            verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path), send(signal.SIGINT, "on_train_batch_begin", at=0)],
-        )
+        stop = send(signal.SIGINT, "on_train_batch_begin", at=0)
+        fresh.fit(recipe, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path), stop])
     finally:
         signal.signal(signal.SIGINT, before)
     assert names(tmp_path) == saved_at(5)
@@ -132,13 +118,9 @@ def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(
         return [4 * signal.SIGTERM if len(sent) == 2 else 0]
 
     monkeypatch.setattr(loop_callbacks, "of_all_workers", of_all_workers)
+    stop = send(signal.SIGTERM, "on_train_batch_begin", at=0)
     with pytest.raises(SystemExit):
-        fresh.fit(
-            *(recipe,),
-            epochs=2,
-            verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path, every=99), send(signal.SIGTERM, "on_train_batch_begin", at=0)],
-        )
+        fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=99), stop])
     assert sent == [4 * signal.SIGTERM] * 2
     assert names(tmp_path) == saved_at(4)
 

@@ -45,6 +45,7 @@ def test_a_dataset_tells_what_it_can() -> None:
     source = source_of(dataset)
     assert (source.steps, source.num_examples, source.global_batch_size) == (3, None, None)
     assert (source.is_endless, source.has_known_end, source.can_be_read_twice) == (False, True, False)
+    assert source.starts_over
     assert not source.has_identity
     assert source.order == "3 batches of a tf.data.Dataset"
     np.testing.assert_array_equal(next(iter(source.batches(5, 0, 2, None))), [8, 9])
@@ -53,6 +54,7 @@ def test_a_dataset_tells_what_it_can() -> None:
     again = source_of(dataset, repeats=True)
     assert (again.steps, again.is_endless, again.has_known_end) == (None, True, True)
     assert source_of(dataset.batch(1, drop_remainder=True)).global_batch_size == 1
+    assert not source_of(dataset.repeat()).starts_over
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
@@ -63,9 +65,11 @@ def test_labels_are_known_as_they_come(one_hot: bool) -> None:
 
 
 def test_what_decides_the_order() -> None:
-    recipe = mk.data.batches(_split(), global_batch_size=5, shuffle=True, seed=3)
-    assert source_of(recipe).order == "shuffle seed=3"
-    assert source_of(recipe.as_written()).order == "no shuffle"
+    for make in (mk.data.batches, mk.data.resident):
+        recipe = make(_split(), global_batch_size=5, shuffle=True, seed=3)
+        assert source_of(recipe).order == "shuffle seed=3"
+        assert not source_of(recipe).starts_over
+        assert source_of(recipe.as_written()).order == "no shuffle"
 
 
 @pytest.mark.parametrize("data", [np.ones((4, 2)), [1, 2], None])

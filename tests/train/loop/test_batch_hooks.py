@@ -98,20 +98,6 @@ def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recip
     assert largest_difference(spoiled.step.model.get_weights(), twin.get_weights()) > 1e-3
 
 
-@pytest.mark.parametrize("make", [from_a_function, set_afterwards])
-def test_hooks_on_the_instance_come_at_every_step(make: Any, auto: Any, recipe: Any) -> None:
-    seen: list[int] = []
-    auto().fit(recipe, epochs=2, callbacks=[make(seen)], verbose=0)
-    assert seen == 2 * list(range(STEPS))
-
-
-def test_data_of_unknown_length(auto: Any, recipe: Any) -> None:
-    ends = Ends()
-    data = recipe.dataset().filter(lambda x, y: True)
-    assert auto().fit(data, callbacks=[ends], verbose=0).epochs[0].steps == STEPS
-    assert ends.seen == list(range(STEPS))
-
-
 def test_the_message_comes_once_and_names_the_callback_and_the_cure(auto: Any, recipe: Any, caplog: Any) -> None:
     loop = auto()
     with caplog.at_level(logging.WARNING, logger="mirrorkit"):
@@ -162,6 +148,8 @@ def test_each_of_the_hooks_counts_and_those_of_evaluation_do_not(hook: str) -> N
     own = type("Own", (keras.callbacks.History,), {hook: lambda self, batch, logs=None: None})
     inherited = type("Inherited", (own,), {})
     assert acting_on_batches([own(), keras.callbacks.History(), inherited()]) == ["Own", "Inherited"]
+    own_functions = [from_a_function([]), set_afterwards([])]
+    assert acting_on_batches(own_functions) == [type(one).__name__ for one in own_functions]
     tested = type("Tested", (keras.callbacks.Callback,), {hook.replace("train_", "").replace("on_", "on_test_"): None})
     assert not acting_on_batches([tested()])
 

@@ -61,17 +61,6 @@ def test_only_the_chief_writes(loop: Any, model: Any, monkeypatch: pytest.Monkey
     assert _kinds(callback_list(loop, model, given, verbose=1, epochs=1, steps=1)) == [C.EarlyStopping]
 
 
-@pytest.mark.skipif(not hasattr(C, "OrbaxCheckpoint"), reason="this Keras has no OrbaxCheckpoint")
-def test_only_the_chief_writes_with_orbax(loop: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Saver(C.OrbaxCheckpoint):  # type: ignore[name-defined]
-        def __init__(self) -> None:  # the callback's own needs the package orbax
-            C.Callback.__init__(self)
-
-    assert _kinds(callback_list(loop, model, [Saver()])) == [Saver]
-    monkeypatch.setattr(module, "is_chief", lambda strategy: False)
-    assert _kinds(callback_list(loop, model, [Saver()])) == []
-
-
 def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) -> None:
     with pytest.raises(StepError, match=r"BackupAndRestore .*Checkpoints"):
         callback_list(loop, model, [[C.BackupAndRestore(tmp_path)]])

@@ -98,7 +98,7 @@ def test_a_forked_child_is_refused(line: Any, recipe: Any, monkeypatch: pytest.M
 
 
 FORK = """
-import os, sys, traceback
+import os, sys
 import numpy as np
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -107,37 +107,20 @@ strategy = mk.strategy.create("mirrored", devices="cpu:2")
 with strategy.scope():
     model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
 data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1), "float32")), global_batch_size=2)
-step = mk.train.Step(model, optimizer, loss="mse")
-loop = mk.train.Loop(strategy, step, steps_per_call=1)
-calls = [
-    lambda: loop.fit(data, verbose=0),
-    lambda: loop.evaluate(data),
-    lambda: loop.predict(data),
-    lambda: mk.train.Loop(strategy, step),
-    lambda: mk.strategy.create("one_device", devices="cpu:1"),
-]
+loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
 
 class Fork(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        if batch != 2:
-            return
-        child = os.fork()
-        if child:
+        if batch == 2:
+            child = os.fork()
+            if not child:
+                loop.predict(data)  # refused, which leaves the fit of the parent
             os.waitpid(child, 0)
-            return
-        for call in calls:
-            try:
-                call()
-            except mk.errors.StepError as error:
-                print(error, flush=True)
-        raise Left
-
-class Left(BaseException):
-    pass
 
 try:
     loop.fit(data, callbacks=[mk.train.Checkpoints("run", every=1), Fork()], verbose=0)
-except Left:  # in the child, which leaves the fit of its parent
+except mk.errors.StepError as error:
+    print(error, flush=True)
     os._exit(0)
 print(sorted(os.listdir("run")), loop.position.steps, flush=True)
 """
@@ -145,9 +128,6 @@ print(sorted(os.listdir("run")), loop.position.steps, flush=True)
 
 @pytest.mark.slow
 def test_a_forked_child_leaves_its_parent_alone(run_python: Any) -> None:
-    *refused, parent = run_python(FORK).stdout.splitlines()
-    assert [text.split()[0] for text in refused] == [
-        *("Loop.fit", "Loop.evaluate", "Loop.predict", "mk.train.Loop", "mk.strategy.create"),
-    ]
-    assert all("forked from process" in text and "spawn" in text for text in refused)
+    refused, parent = run_python(FORK).stdout.splitlines()
+    assert re.search(r"Loop\.predict .*forked from process.*spawn", refused)
     assert parent == f"{[f'step-{n:010d}.npz' for n in (2, 3, 4)]} 4"

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import KINDS, linear, plain_dataset, sequential
+from training_helpers import linear, plain_dataset, sequential
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -17,25 +16,7 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- evaluate and predict
-
-
-CASES = [(KINDS[1], 37), (KINDS[2], 37), (KINDS[1], 1)]  # a smaller last batch; replicas without an example
-
-
-@pytest.mark.parametrize(("where", "examples"), CASES, ids=str)
-def test_evaluate_counts_every_example_once(where: Any, examples: int, fixed_line: Any, numbers: Any) -> None:
-    loop = fixed_line(where)
-    x, y = (part[:examples] for part in numbers)
-    error = linear(loop.step.model.get_weights(), x) - y
-    for data in (
-        plain_dataset(x, y, batch=8),
-        mk.data.batches(mk.data.arrays(x, y), global_batch_size=min(8, examples)),
-    ):
-        logs = loop.evaluate(data)
-        assert list(logs) == ["loss", "mae"]
-        np.testing.assert_allclose(logs["loss"], np.mean(error**2), rtol=1e-6)
-        np.testing.assert_allclose(logs["mae"], np.mean(np.abs(error)), rtol=1e-6)
+# --- every example counts once, on any number of replicas: train/test_properties.py
 
 
 def test_small_losses_are_not_lost_beside_large_ones(fixed_line: Any) -> None:
@@ -55,18 +36,16 @@ def test_evaluate_takes_the_steps_that_were_asked_for(fixed_line: Any, numbers: 
             np.testing.assert_allclose(loop.evaluate(data, steps=2)["loss"], np.mean(error**2), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("where", "examples"), CASES, ids=str)
-def test_predict_keeps_the_order_and_pads_nothing(where: Any, examples: int, fixed_line: Any, numbers: Any) -> None:
-    loop = fixed_line(where)
-    x, y = (part[:examples] for part in numbers)
-    expected = linear(loop.step.model.get_weights(), x)
-    for data in (tf.data.Dataset.from_tensor_slices(x).batch(8), plain_dataset(x, y, batch=8)):
-        found = loop.predict(data)
-        assert found.shape == (examples, 1)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+def test_predict_takes_inputs_alone_and_pads_nothing(fixed_line: Any, numbers: Any) -> None:
+    """One example for two replicas, and 37 in batches of 8."""
+    loop = fixed_line(("central_storage", 2))
+    for examples in (1, 37):
+        x = numbers[0][:examples]
+        found = loop.predict(tf.data.Dataset.from_tensor_slices(x).batch(8))
+        assert (found.shape, found.dtype) == ((examples, 1), np.float32)
+        np.testing.assert_allclose(found, linear(loop.step.model.get_weights(), x), rtol=1e-5, atol=1e-5)
     endless = tf.data.Dataset.from_tensor_slices(x).batch(4).repeat()
-    assert len(loop.predict(endless, steps=3)) == min(examples, 4) * 3
+    assert len(loop.predict(endless, steps=3)) == 12
 
 
 def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:

@@ -20,7 +20,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError
 
 L = keras.layers
-ONE, TWO = ("one_device", 1), ("mirrored", 2)
+TWO = ("mirrored", 2)
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
@@ -102,24 +102,15 @@ def hidden(_made: Any) -> Callable[[int], mk.train.Loop]:
     return lambda steps: calls_of(loop, steps)
 
 
-@pytest.mark.parametrize(
-    ("where", "options"),
-    [
-        pytest.param(TWO, {"ema": 0.9, "accumulate": 2}, id="ema, accumulate"),
-        pytest.param(TWO, {"shard_optimizer": True}, id="shard_optimizer"),
-        pytest.param(("central_storage", 2), {}, id="central_storage", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("options", [{"ema": 0.9, "accumulate": 2}, {"shard_optimizer": True}], ids=str)
 def test_a_nan_that_the_loss_does_not_show(
-    where: Any, options: dict[str, Any], make_loop: Any, numbers: Any, tmp_path: Path
+    options: dict[str, Any], make_loop: Any, numbers: Any, tmp_path: Path
 ) -> None:
-    loop = make_loop(where, hiding, lambda: keras.optimizers.Adam(0.01), steps_per_call=2, **options)
+    loop = make_loop(TWO, hiding, lambda: keras.optimizers.Adam(0.01), steps_per_call=2, **options)
+    saver = mk.train.Checkpoints(tmp_path, every=2, keep=9)
     with pytest.raises(NonFiniteLossError, match=r"first/kernel .*became NaN") as caught:
-        loop.fit(
-            examples(numbers, bad=7), epochs=3, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=2, keep=9)]
-        )
+        loop.fit(examples(numbers, bad=7), epochs=3, verbose=0, callbacks=[saver])
     error = caught.value
-    assert error.variable is not None
     assert error.variable.endswith("first/kernel")
     assert (error.epoch, error.step, error.batch) == (0, 7, 7)  # with a save after every call, none is passed over
     assert saved(tmp_path) == [f"step-{step:010d}.npz" for step in (2, 4, 6)]

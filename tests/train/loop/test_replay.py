@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
@@ -56,38 +55,14 @@ def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
         assert not replay.update()
         _assert_same_bits(values_of(line), expected)
         assert line.position == position
+        (replicas,) = line.replay(1, 3).rows()
+        assert [len(rows[0]) for rows in replicas] == [6, 6]
+        for parts, whole in zip(zip(*replicas, strict=True), list(data.dataset(epoch=1))[3], strict=True):
+            np.testing.assert_array_equal(np.concatenate(parts), whole)
         set_values(line, trained)
 
     report = line.fit(data, epochs=2, callbacks=[_AtEnd(again)], verbose=0)  # the second epoch has another order
     assert [epoch.steps for epoch in report.epochs] == [STEPS] * 2
-
-
-def test_rows_are_those_of_each_replica(line: Any, data: Any) -> None:
-    def look() -> None:
-        batches = list(data.dataset(epoch=1))
-        for number in (3, 4):
-            (replicas,) = line.replay(1, number).rows()
-            assert [len(rows[0]) for rows in replicas] == [6, 6]
-            for parts, whole in zip(zip(*replicas, strict=True), batches[number], strict=True):
-                np.testing.assert_array_equal(np.concatenate(parts), whole)
-        assert not line.replay(1, STEPS).update()
-
-    line.fit(data, epochs=2, callbacks=[_AtEnd(look)], verbose=0)
-
-
-def test_a_worker_looks_at_the_rows_that_it_reads(make_loop: Any, recipe: Any, monkeypatch: Any) -> None:
-    """One replica, which reads what worker 1 of 2 would."""
-    context = tf.distribute.InputContext(2, 1, 2)
-    monkeypatch.setattr("mirrorkit.train.input.input.input_context", lambda strategy: context)
-    loop = make_loop(("one_device", 1), line_net)
-
-    def look() -> None:
-        for number, whole in enumerate(recipe.dataset(epoch=0)):
-            ((rows,),) = loop.replay(0, number).rows()
-            for own, of_all in zip(rows, whole, strict=True):
-                np.testing.assert_array_equal(own, of_all[6:])
-
-    loop.fit(recipe, epochs=1, callbacks=[_AtEnd(look)], verbose=0)
 
 
 def test_an_update_takes_as_many_batches_as_it_did(make_loop: Any, recipe: Any) -> None:

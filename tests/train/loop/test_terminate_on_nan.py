@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from installed_versions import needs_keras
 from loop_helpers import calls_of
 from training_helpers import keras_twin, line_net, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 
 C = keras.callbacks
@@ -76,17 +74,6 @@ def test_within_a_call_of_many_steps_the_bad_batch_is_named(line: Any, numbers: 
     loop.fit(_bad(numbers, batch=3), epochs=3, verbose=0, callbacks=[C.TerminateOnNaN(), hooks])
     assert capsys.readouterr().out.strip() == TEXT
     assert hooks.seen == [("batch", 3), ("epoch", 0), ("end", 0)]
-
-
-@needs_keras((3, 13), "TerminateOnNaN(raise_error=)")
-def test_it_can_raise_as_in_keras(loop: Any, numbers: Any) -> None:
-    with pytest.raises(RuntimeError, match="batch 3"):
-        loop.fit(_bad(numbers, batch=3), verbose=0, callbacks=[C.TerminateOnNaN(raise_error=True)])
-
-
-def test_nan_watch_still_names_the_cause(loop: Any, numbers: Any) -> None:
-    with pytest.raises(NonFiniteLossError, match="batch 3"):
-        loop.fit(_bad(numbers, batch=3), verbose=0, callbacks=[C.TerminateOnNaN(), mk.checks.NanWatch()])
 
 
 def test_checkpoints_of_before_stay_the_newest(loop: Any, numbers: Any, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import At, Interrupted, interrupt, line_net, plain_dataset, send_sigterm, set_values, values_of
+from training_helpers import At, Interrupted, interrupt, plain_dataset, send_sigterm, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.loop.validation import Validation
 
 C = keras.callbacks
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -94,35 +95,19 @@ def test_when_it_validates(options: Any, steps: list[int], line: Any, recipe: An
     assert len(report.history["loss"]) == 2
 
 
-def test_data_of_unknown_length_and_updates_of_several_batches(
-    line: Any, numbers: Any, validation: Any, make_loop: Any
-) -> None:
+def test_data_of_unknown_length(line: Any, numbers: Any, validation: Any) -> None:
     data = plain_dataset(*numbers, batch=12).filter(lambda x, y: True)
     assert [step for step, _ in _fit(line, data, validation)[0].seen] == [2, 4, 5, 7, 9, 10]
-    loop = make_loop(("mirrored", 2), line_net, accumulate=2)
-    seen = Seen()
-    ten = plain_dataset(*numbers, batch=6)
-    loop.fit(ten, validation_data=validation, validate_every=3, callbacks=[seen], verbose=0)
-    assert [step for step, _ in seen.seen] == [4, 6, 10]  # at the end of the update in which it falls
 
 
-def test_model_checkpoint_saves_the_best_within_an_epoch(
-    line: Any, recipe: Any, validation: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "{epoch}-{batch}.weights.h5"
-    best = C.ModelCheckpoint(path, "val_loss", mode="min", save_best_only=True, save_weights_only=True, save_freq=2)
-    seen, _, loop = _fit(line, recipe, validation, best, epochs=1)
-    first = [value for _, value in seen.seen[:2]]
-    assert best.best == min(first)
-    loop.step.model.load_weights(tmp_path / f"1-{2 if first[0] < first[1] else 4}.weights.h5")
-    assert loop.evaluate(validation)["loss"] == pytest.approx(min(first), rel=1e-6)
+def test_with_updates_of_several_batches_it_comes_at_the_end_of_the_update_in_which_it_falls() -> None:
+    every_three = Validation(None, 1, 3, averaged=False)
+    assert [end for end in (2, 4, 6, 8, 10) if every_three.falls_within(end - 2, end)] == [4, 6, 10]
 
 
 PLACES = {  # the hook, the steps that are done, what happens there; after how many steps it saves
     "within the validation": ("on_test_batch_begin", 4, send_sigterm, "epoch"),
     "as it begins": ("on_test_begin", 7, send_sigterm, 1),
-    "after it": ("on_train_batch_end", 4, send_sigterm, 2),
-    "killed within it": ("on_test_batch_begin", 4, interrupt, 1),
     "killed after it": ("on_train_batch_end", 7, interrupt, "epoch"),
     "in the step before it": ("on_train_batch_begin", 3, send_sigterm, 2),
 }

@@ -76,18 +76,6 @@ def whole_batch():
     return compared(train)
 
 
-def shapes():
-    """Ten targets beside ten outputs of ten numbers each."""
-    with servers.scope():
-        model, optimizer = keras.Sequential([keras.layers.Dense(10)]), keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(servers, mk.train.Step(model, optimizer, loss="mse"))
-    data = tf.data.Dataset.from_tensor_slices((np.ones((40, 4), "float32"), np.ones(40, "float32"))).batch(10)
-    try:
-        loop.fit(data, verbose=0)
-    except mk.errors.StepError as error:
-        return {"error": str(error), "steps": loop.position.steps}
-
-
 def larger_models():
     """What is for models larger than a device."""
     found = {}
@@ -149,4 +137,4 @@ def table():
     }
 
 
-run(accumulated, whole_batch, shapes, larger_models, table)
+run(accumulated, whole_batch, larger_models, table)

@@ -1,7 +1,7 @@
 """Two workers and a parameter server in one process: each section prints what the tests in test_in_process.py compare.
 
 TensorFlow connects a process to one cluster, so the sections share it. A section that fails is told apart by its name,
-and the others run all the same. With the environment variable SLOW_SECTIONS it runs those of slow tests.
+and the others run all the same. With the environment variable SLOW_SECTIONS it runs those of slow tests too.
 """
 
 from __future__ import annotations
@@ -58,19 +58,12 @@ class Count:
         return self.apply(sums)
 
 
-def counted(data):
+def counts():
+    numbered = mk.data.arrays(x, np.arange(EXAMPLES))
     step = Count()
+    data = mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True)
     mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
     return {"counts": sorted(set(step.counts.numpy().tolist())), "steps": int(step.steps.numpy())}
-
-
-def counts_held():
-    numbered = mk.data.arrays(x, np.arange(EXAMPLES))
-    return counted(mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True))
-
-
-def counts_unknown_length():
-    return counted(tf.data.Dataset.from_tensor_slices((x, np.arange(EXAMPLES))).filter(lambda *_: True).batch(BATCH))
 
 
 class Momentum:
@@ -232,24 +225,6 @@ def hidden():
         return [error.variable, error.epoch]
 
 
-def overflow():
-    holes = x[:EVEN].copy()
-    holes[BATCH * 5 : BATCH * 6] = 0  # where the root below has no derivative: the loss is finite, its gradient is not
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
-        optimizer = keras.optimizers.SGD(1e-3)
-    step = mk.train.Step(
-        model, optimizer, loss=lambda t, p: tf.sqrt(tf.square(p[:, 0])), loss_scale=mk.train.LossScale(64.0, 1000)
-    )
-    loop = mk.train.Loop(strategy, step)
-    loop.fit(mk.data.batches(mk.data.arrays(holes, y[:EVEN]), global_batch_size=BATCH), verbose=0)
-    return {
-        "scale": step.current_loss_scale,
-        "iterations": int(step.optimizer.iterations.value.numpy()),
-        "skipped": step.skipped_steps,
-    }
-
-
 def draws():
     found = all_draws(strategy)
     assert_distinct(found)
@@ -263,6 +238,6 @@ def describe():
     return mk.strategy.describe(strategy)
 
 
-FAST = (describe, counts_held, momentum, warm_up, fit, evaluate, predict, checkpoints, non_finite)
-SLOW = (counts_unknown_length, hidden, overflow, draws)
+FAST = (describe, warm_up, fit, evaluate, predict)  # of one loop
+SLOW = (*FAST, counts, momentum, checkpoints, non_finite, hidden, draws)
 run(*(SLOW if "SLOW_SECTIONS" in os.environ else FAST))
