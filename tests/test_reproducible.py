@@ -35,7 +35,9 @@ TRAIN = """
         optimizer = keras.optimizers.Adam(0.01)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"])
-    report = mk.train.Loop(strategy, step).fit(train, epochs=2, verbose=0)
+    loop = mk.train.Loop(strategy, step)
+    loop.warm_up(train)
+    report = loop.fit(train, epochs=2, verbose=0)
     bits = b"".join(variable.numpy().tobytes() for variable in step.variables)
     print(json.dumps([hashlib.sha256(bits).hexdigest(), report.history["loss"]]))
 """

@@ -36,10 +36,18 @@ def make_loop(strategy: Any, net: Callable[[], Any] = net, steps_per_call: int =
     )
 
 
-def with_a_bad_example(number: int) -> mk.data.Split:
+def recipe(row: int, value: float) -> mk.data.Batches:
+    """Ten batches of six; a number of this row is a bad one."""
     bad = X.copy()
-    bad[number, 2] = -1
-    return mk.data.arrays(bad, Y)
+    bad[row, 2] = value
+    return mk.data.batches(mk.data.arrays(bad, Y), global_batch_size=BATCH)
+
+
+def failed(loop: mk.train.Loop, data: Any, match: str, *, every: int = 200, **fit: Any) -> NonFiniteLossError:
+    """Train with a watch until it says this; return the error."""
+    with pytest.raises(NonFiniteLossError, match=match) as caught:
+        loop.fit(data, verbose=0, callbacks=[mk.checks.NanWatch(every=every)], **fit)
+    return caught.value
 
 
 def weights(loop: mk.train.Loop) -> list[np.ndarray]:
@@ -56,20 +64,17 @@ ONE, TWO = ("one_device", 1), ("mirrored", 2)
 
 @pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 1)], ids=str)
 def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: int, strategy_of: Any) -> None:
-    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)  # in batch 6 of 0 to 9
-    loop = make_loop(strategy_of(*where))
-    with pytest.raises(NonFiniteLossError) as caught:
-        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch(every=every)])
-    assert (caught.value.step, caught.value.epoch, caught.value.batch) == (6, 0, 6)
+    data, loop = recipe(40, -1), make_loop(strategy_of(*where))  # in batch 6 of 0 to 9
+    error = failed(loop, data, r"training step 6 \(epoch 0, batch 6 of it", every=every)
+    assert (error.step, error.epoch, error.batch) == (6, 0, 6)
     shard = 1 if where[1] == 2 else 0
     for part in (
-        "training step 6 (epoch 0, batch 6 of it",
         "The first number that is not finite comes in batch 6: output of layer 'log' (Lambda): 1 NaN and 0 infin",
         f"its input is between -1 and {X[39 if shard else 36 : 42].max():.4g} (shard {shard} of the batch).",
     ):
-        assert part in str(caught.value)
+        assert part in str(error)
     sound = make_loop(strategy_of(*where))
-    sound.fit(recipe, steps_per_epoch=6, verbose=0)
+    sound.fit(data, steps_per_epoch=6, verbose=0)
     assert_weights_equal(loop, sound)
 
 
@@ -77,9 +82,7 @@ def test_a_worker_numbers_its_shards_after_those_of_the_workers_before(
     strategy_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nan_watch, "worker_index", lambda strategy: 1)
-    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)
-    with pytest.raises(NonFiniteLossError, match="shard 3 of"):  # the second of this one's two
-        make_loop(strategy_of(*TWO)).fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
+    failed(make_loop(strategy_of(*TWO)), recipe(40, -1), "shard 3 of")  # the second of this one's two
 
 
 def slope_at_zero() -> Any:
@@ -91,31 +94,23 @@ def slope_at_zero() -> Any:
 def test_a_gradient_that_was_not_finite_in_the_update_before(strategy_of: Any) -> None:
     zeros = X.copy()
     zeros[20] = 0  # in batch 3
-    recipe = mk.data.batches(mk.data.arrays(zeros, Y), global_batch_size=BATCH)
-    loop = make_loop(strategy_of("mirrored", 2), slope_at_zero, steps_per_call=5)  # both updates in one call
-    with pytest.raises(NonFiniteLossError) as caught:
-        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
-    assert caught.value.batch == 4
-    for part in ("is not finite comes in batch 3: gradient", "layer 'root' (Lambda) passes back"):
-        assert part in str(caught.value)
+    data = mk.data.batches(mk.data.arrays(zeros, Y), global_batch_size=BATCH)
+    loop = make_loop(strategy_of(*TWO), slope_at_zero, steps_per_call=5)  # both updates in one call
+    error = failed(loop, data, r"is not finite comes in batch 3: gradient .*layer 'root' \(Lambda\) passes back")
+    assert error.batch == 4
 
 
 def test_accumulated_batches(strategy_of: Any) -> None:
-    loop = make_loop(strategy_of("mirrored", 2), accumulate=4)
-    data = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)  # in the third of the update's four batches
-    with pytest.raises(NonFiniteLossError, match=r"comes in batch 4: output of layer 'log' .*shard 5 of"):
-        loop.fit(data, verbose=0, callbacks=[mk.checks.NanWatch(every=3)])
+    loop = make_loop(strategy_of(*TWO), accumulate=4)  # it is in the third of the update's four batches
+    failed(loop, recipe(40, -1), r"comes in batch 4: output of layer 'log' .*shard 5 of", every=3)
 
 
 @pytest.mark.slow
 def test_endless_data(strategy_of: Any) -> None:
     """A set on the devices: loop/test_replay.py."""
-    data = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH).dataset()
-    with pytest.raises(NonFiniteLossError, match="output of layer 'log'") as caught:
-        make_loop(strategy_of("mirrored", 2)).fit(
-            data, epochs=3, steps_per_epoch=4, verbose=0, callbacks=[mk.checks.NanWatch(every=3)]
-        )
-    assert (caught.value.epoch, caught.value.batch) == (1, 2)
+    loop, data = make_loop(strategy_of(*TWO)), recipe(40, -1).dataset()
+    error = failed(loop, data, "output of layer 'log'", every=3, epochs=3, steps_per_epoch=4)
+    assert (error.epoch, error.batch) == (1, 2)
 
 
 def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) -> None:
@@ -128,8 +123,7 @@ def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) ->
 
     spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
     data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
-    with pytest.raises(NonFiniteLossError, match=r"step 6.*all numbers here stayed finite"):
-        make_loop(strategy_of("mirrored", 2)).fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
+    failed(make_loop(strategy_of(*TWO)), data, "step 6.*all numbers here stayed finite")
 
 
 def hiding_net() -> Any:
@@ -139,14 +133,10 @@ def hiding_net() -> Any:
 
 
 def test_weights_that_are_nan_while_the_loss_is_not(strategy_of: Any) -> None:
-    bad = X.copy()
-    bad[25, 2] = np.nan  # in batch 4
-    data = mk.data.batches(mk.data.arrays(bad, Y), global_batch_size=BATCH)
-    loop = make_loop(strategy_of("mirrored", 2), hiding_net)
-    with pytest.raises(NonFiniteLossError, match="though the loss stayed finite") as caught:
-        loop.fit(data, epochs=2, verbose=0, callbacks=[mk.checks.NanWatch(every=3)])
-    assert (caught.value.step, caught.value.epoch, caught.value.batch) == (4, 0, 4)
-    assert "comes in batch 4: input of the batch: 1 NaN and 0 infinite of 12 numbers" in str(caught.value)
+    data, loop = recipe(25, np.nan), make_loop(strategy_of(*TWO), hiding_net)  # in batch 4
+    error = failed(loop, data, "though the loss stayed finite", every=3, epochs=2)
+    assert (error.step, error.epoch, error.batch) == (4, 0, 4)
+    assert "comes in batch 4: input of the batch: 1 NaN and 0 infinite of 12 numbers" in str(error)
     assert all(np.isfinite(value).all() for value in weights(loop))
     loop.step.model.set_weights([np.full_like(weight, np.nan) for weight in loop.step.model.get_weights()])
     with pytest.raises(StepError, match=r"NaN before training .*first/kernel"):
@@ -185,15 +175,13 @@ def test_a_step_of_the_users_own(strategy_of: Any) -> None:
     with strategy.scope():
         model = net()
     loop = mk.train.Loop(strategy, OwnStep(model), steps_per_call=4)
-    recipe = mk.data.batches(with_a_bad_example(40), global_batch_size=BATCH)
-    with pytest.raises(NonFiniteLossError, match="batch 6: output of layer 'log'"):
-        loop.fit(recipe, verbose=0, callbacks=[mk.checks.NanWatch()])
+    failed(loop, recipe(40, -1), "batch 6: output of layer 'log'")
     assert all(np.isfinite(value).all() for value in weights(loop))
 
 
 def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nan_watch, "find_in_shards", lambda *args, **options: pytest.fail("looked without a reason"))
-    recipe = mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH)
+    data = recipe(40, 1.5)
     loop, sound = make_loop(strategy_of("mirrored", 2)), make_loop(strategy_of("mirrored", 2))
     watch, copied_at = mk.checks.NanWatch(every=5), []
 
@@ -201,8 +189,8 @@ def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: p
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             copied_at.append(watch._batch)
 
-    loop.fit(recipe, epochs=2, verbose=0, callbacks=[watch, Spy()])
-    sound.fit(recipe, epochs=2, verbose=0)
+    loop.fit(data, epochs=2, verbose=0, callbacks=[watch, Spy()])
+    sound.fit(data, epochs=2, verbose=0)
     assert copied_at == [0, 0, 8] * 2  # calls of 4, 4 and 2 steps
     assert watch._copy is None
     assert_weights_equal(loop, sound)
@@ -214,9 +202,7 @@ def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any) -> None:
         step = OwnStep(net())
     step.variables = []
     with pytest.raises(StepError, match="OwnStep does not say"):
-        mk.train.Loop(strategy, step).fit(
-            mk.data.batches(mk.data.arrays(X, Y), global_batch_size=BATCH), callbacks=[mk.checks.NanWatch()], verbose=0
-        )
+        mk.train.Loop(strategy, step).fit(recipe(40, 1.5), callbacks=[mk.checks.NanWatch()], verbose=0)
 
 
 def test_keras_fit_cannot_go_back() -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import pytest
-
-import mirrorkit as mk
 
 SCRIPT = """
 import json, pathlib, sys
@@ -68,16 +64,7 @@ with strategy.scope():  # where new variables of the chief alone would wait for 
 @pytest.mark.slow
 def test_checks_and_export_on_two_workers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    result = subprocess.run(
-        [sys.executable, "-m", "mirrorkit", "launch", "--workers", "2", "script.py", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(mk.__file__).parents[1])},
-        cwd=tmp_path,
-        timeout=240,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    jobs.finished(tmp_path, "script.py", tmp_path)
     one, two = (json.loads((tmp_path / f"{worker}.json").read_text()) for worker in (0, 1))
     for answers in (one, two):
         assert answers["whole"].startswith("2 replicas hold the same bits in ")

@@ -278,7 +278,6 @@ _OFF = [
 ]
 _FAST = {
     ("SGD", "the reduction"),
-    ("BatchNorm", "layer state is combined"),
     ("BatchNorm, empty share", "empty shares are not run"),
 }
 _PAIRS = [

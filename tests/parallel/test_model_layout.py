@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from device_choice import device_name
 from executed import executed
-from placed_nets import HALVES, cnn, data, halves, make_loop, mlp
+from placed_nets import HALVES, data, halves, make_loop, mlp
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -190,27 +190,11 @@ def test_xla_is_refused() -> None:
 
 def test_a_step_of_ones_own_is_refused() -> None:
     """It computes on its replica's device."""
-
-    class Own:
-        def __init__(self, model: Any) -> None:
-            self.model = model
-            self.variables = list(model.trainable_variables)
-
-        def build(self, strategy: Any) -> None:
-            pass
-
-        def compute(self, batch: Any) -> Any:
-            pass
-
-        def update(self, strategy: Any, sums: Any) -> Any:
-            pass
-
     layout = halves()
-    strategy = layout.strategy()
-    with layout, strategy.scope():
-        model = mlp()
-    with pytest.raises(StepError, match="variables of Own"):
-        mk.train.Loop(strategy, Own(model))
+    model = build(layout)
+    methods = dict.fromkeys(("build", "compute", "update"), lambda *args: None)
+    with pytest.raises(StepError, match="variables of SimpleNamespace"):
+        mk.train.Loop(layout.strategy(), SimpleNamespace(**methods, variables=model.trainable_variables))
 
 
 def test_a_variable_outside_of_the_scope_has_no_copies_and_lies_nowhere_that_a_layout_would_know() -> None:
@@ -218,13 +202,3 @@ def test_a_variable_outside_of_the_scope_has_no_copies_and_lies_nowhere_that_a_l
     with strategy.scope():
         inside = tf.Variable(1.0)
     assert not are_placed(strategy, [inside, tf.Variable(1.0)])
-
-
-def test_a_model_from_a_file(tmp_path: Any) -> None:
-    """It is placed where it is loaded."""
-    loop = make_loop(cnn, halves())
-    mk.train.export(loop, tmp_path / "model.keras")
-    layout = halves()
-    with layout, layout.strategy().scope():
-        model = keras.models.load_model(tmp_path / "model.keras")
-    assert devices(model)["head/kernel"] == device_name(1)

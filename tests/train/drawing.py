@@ -11,7 +11,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-ROWS = 6  # in batches of 4: the last has 2, none for two of four replicas. Each is a log, which takes long to trace
+ROWS = 5  # in batches of 4: the last has 1, none for a second replica. Each is a log, which takes long to trace
 X = np.arange(10, dtype="float32")[:, None]
 
 

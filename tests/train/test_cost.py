@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import cut, numbers_of, train
 from training_helpers import sequential
 
 import mirrorkit as mk
@@ -85,16 +83,6 @@ def test_no_branch_asks_the_device(make_loop: Any) -> None:
     found = _operations(traced.get_concrete_function(*spec).graph)
     assert found["IsFinite"] == 1  # of all gradients, in the update that both replicas call
     assert not {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"} & set(found)
-
-
-def test_small_messages_give_the_same_bits(make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = []
-    for size in (2**20, 64):
-        monkeypatch.setattr(reduction, "message_size", lambda device, size=size: size)
-        loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01))
-        train(loop, cut(*numbers, sizes=[22, 3]))
-        results.append(numbers_of(loop.step.variables))
-    assert all(map(np.array_equal, *results))
 
 
 @pytest.mark.parametrize(("size", "numbers"), [(2**20, [36]), (64, [20, 16])])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 @pytest.mark.parametrize(
     ("where", "kind"),
-    [(("mirrored", 4), "resident"), pytest.param(("central_storage", 2), "dataset", marks=pytest.mark.slow)],
+    [(("mirrored", 2), "resident"), pytest.param(("central_storage", 2), "dataset", marks=pytest.mark.slow)],
     ids=str,
 )
 def test_every_draw_is_another(where: tuple[str, int], kind: str, strategy_of: Any) -> None:
@@ -27,7 +27,7 @@ def test_every_draw_is_another(where: tuple[str, int], kind: str, strategy_of: A
 
 def test_a_sampler_draws_anew_in_each_round_of_its_loop(strategy_of: Any) -> None:
     """What Keras itself cannot do in a pass without variables."""
-    strategy = strategy_of("mirrored", 4)
+    strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         model, optimizer = noisy_net(), keras.optimizers.SGD(0.0)
         seed = keras.random.SeedGenerator(3)
@@ -47,7 +47,7 @@ def test_a_sampler_draws_anew_in_each_round_of_its_loop(strategy_of: Any) -> Non
 
 def test_several_draws_of_a_step_are_others_on_each_replica(strategy_of: Any) -> None:
     """Keras counts a seed up from draw to draw, which must not lead to the seed of another shard or step."""
-    strategy = strategy_of("mirrored", 4)
+    strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         model, optimizer = noisy_net(), keras.optimizers.SGD(0.0)
         seed = keras.random.SeedGenerator(3)
@@ -139,7 +139,7 @@ class OwnStep:
 
 
 def test_a_step_of_ones_own_tests_and_predicts_with_other_draws(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 3)
+    strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         step = OwnStep()
     loop, dataset = mk.train.Loop(strategy, step), data("dataset")

@@ -78,18 +78,25 @@ def test_they_follow_the_variables(rate: str, where: Any, strategy_of: Any) -> N
     assert largest_difference(*found) < 1e-6  # measured: 2.0e-7, of rates
 
 
+def line(strategy: Any, rate: float = 0.1, **options: Any) -> mk.train.Loop:
+    """A linear model."""
+    with strategy.scope():
+        model, optimizer = sequential((2,), L.Dense(1)), keras.optimizers.SGD(rate)
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, **{"loss": "mse", **options}), steps_per_call=1)
+
+
 def test_a_clipping_norm_may_be_a_variable(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        model, bound = sequential((2,), L.Dense(1)), tf.Variable(0.5)
-        step = mk.train.Step(model, keras.optimizers.SGD(1.0), loss="mse", clip_norm=bound)
-    loop = mk.train.Loop(strategy, step, steps_per_call=1)
+        bound = tf.Variable(0.5)
+    loop = line(strategy, 1.0, clip_norm=bound)
     sizes = []
     for norm in (0.5, 0.25):
         bound.assign(norm)
-        before = np.concatenate([weight.ravel() for weight in model.get_weights()])
+        before = np.concatenate([weight.ravel() for weight in loop.step.model.get_weights()])
         loop.fit(data().take(1), verbose=0)
-        sizes.append(np.linalg.norm(np.concatenate([weight.ravel() for weight in model.get_weights()]) - before))
+        after = np.concatenate([weight.ravel() for weight in loop.step.model.get_weights()])
+        sizes.append(np.linalg.norm(after - before))
     np.testing.assert_allclose(sizes, [0.5, 0.25], rtol=1e-4)
 
 
@@ -120,44 +127,36 @@ def test_loss_fn_may_read_what_is_not_trained(strategy_of: Any) -> None:
 def test_a_loss_that_writes_a_variable_is_refused(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        model, optimizer = sequential((2,), L.Dense(1)), keras.optimizers.SGD(0.1)
         calls, factor = tf.Variable(0.0, name="calls"), tf.Variable(1.0, name="factor")
 
     def loss(y: Any, y_pred: Any) -> Any:
         calls.assign_add(1.0)
         return factor * mean_square(y, y_pred)
 
-    step = mk.train.Step(model, optimizer, loss=loss, unchecked=("loss",))
     with pytest.raises(StepError, match="not among its own: calls"):
-        mk.train.Loop(strategy, step).fit(data(), verbose=0)
+        line(strategy, loss=loss, unchecked=("loss",)).fit(data(), verbose=0)
 
 
 def test_a_program_of_xlas_for_several_replicas_reads_none(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        model, optimizer = sequential((2,), L.Dense(1)), keras.optimizers.SGD(0.1)
         factor = tf.Variable(1.0, name="factor")
-    step = mk.train.Step(model, optimizer, loss=lambda y, y_pred: factor * mean_square(y, y_pred), jit_compile=True)
+    loop = line(strategy, loss=lambda y, y_pred: factor * mean_square(y, y_pred), jit_compile=True)
     with pytest.raises(StepError, match=r"jit_compile=True.*factor"):
-        mk.train.Loop(strategy, step).fit(data(), verbose=0)
+        loop.fit(data(), verbose=0)
 
 
 def test_numbers_that_are_read_once_are_no_variables(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
         weight, number = tf.Variable(2.0, name="weight"), keras.Variable(2.0, name="number")
-
-    def loop(**options: Any) -> mk.train.Loop:
-        with strategy.scope():
-            model, optimizer = sequential((2,), L.Dense(1)), keras.optimizers.SGD(0.1)
-        return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", **options))
-
     with pytest.raises(StepError, match=r"loss_weights .*the variable 'weight"):
-        loop(loss_weights=weight).fit(data(), verbose=0)
+        line(strategy, loss_weights=weight).fit(data(), verbose=0)
+    loop = line(strategy)
     with pytest.raises(StepError, match=r"class_weight .*the variable 'number"):
-        loop().fit(data(), verbose=0, class_weight={0: number})
+        loop.fit(data(), verbose=0, class_weight={0: number})
     for wrong in (float("nan"), "a"):
         with pytest.raises(StepError, match="loss_weights takes finite"):
-            loop(loss_weights=wrong).fit(data(), verbose=0)
+            line(strategy, loss_weights=wrong).fit(data(), verbose=0)
         with pytest.raises(StepError, match="class_weight takes finite"):
-            loop().fit(data(), verbose=0, class_weight={0: wrong})
+            loop.fit(data(), verbose=0, class_weight={0: wrong})

@@ -203,6 +203,7 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a number": (XY, _net, {"loss": 7}, "found 7"),
     "no loss": (XY, _net, {"loss": None}, "No output .* has a loss"),
     "a class": (XY, _net, {"loss": keras.losses.Huber}, r"class Huber itself.*Huber\(\)"),
+    "a sum": (XY, _net, {"loss": keras.losses.MeanSquaredError("sum")}, r"reduction='sum'.*sum_over_batch_size"),
     "sums": (XY, _net, {"loss": keras.losses.Huber(reduction="none")}, r"Huber\(reduction='none'\) minimizes a sum"),
     "a result that assigns": (XY, _net, {"metrics": [_Forgets("late")]}, "metric 'late'.*assigns"),
     "a loss that overrides __call__": (XY, _net, {"loss": _Called()}, "_Called overrides __call__"),
@@ -254,18 +255,9 @@ class LeftOver(keras.Model):  # type: ignore[name-defined, misc]
         return self.dense(x)
 
 
-@pytest.mark.parametrize("by_loss", [False, True])
-def test_a_property_metrics_that_names_what_is_gone(by_loss: bool, strategy_of: Any, numbers: Any) -> None:
-    strategy = strategy_of("one_device", 1)
-    with strategy.scope():
-        model, optimizer = LeftOver(), o.SGD(0.1)
-
-    def loss(batch: Any) -> Any:
-        return tf.reduce_mean((model(batch[0]) - batch[1]) ** 2, -1)
-
-    step = mk.train.Step.from_loss(model, optimizer, loss) if by_loss else mk.train.Step(model, optimizer, loss="mse")
+def test_a_property_metrics_that_names_what_is_gone(make_loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=r"`metrics` of LeftOver .*loss_tracker"):
-        mk.train.Loop(strategy, step).fit(plain_dataset(*numbers, batch=20), verbose=0)
+        make_loop(("one_device", 1), LeftOver).fit(plain_dataset(*numbers, batch=20), verbose=0)
 
 
 # --- later

@@ -14,7 +14,6 @@ import mirrorkit as mk
 from mirrorkit.errors import DataError
 from mirrorkit.train.input import input as input_module
 from mirrorkit.train.input import same_data, source
-from mirrorkit.train.input.epoch import HostIterator
 from mirrorkit.train.input.input import Input
 
 X = np.zeros((4, 2), np.float32)
@@ -180,18 +179,6 @@ def test_what_each_worker_reads_by_itself_is_compared_once(strategy_of: Any, com
         data.epoch(epoch, look_at=1)
     ((first, _, (exact, levels)),) = compared
     assert (first[1].tolist(), sorted({*exact[-1].tolist()}), levels.shape) == ([0, 1], [0, 1, 2, 3], (1, 65))
-
-
-def test_data_of_unknown_length_are_looked_at_too() -> None:
-    stream = HostIterator(tf.data.Dataset.range(6).batch(4), steps=None, size=None, whole=0)
-    stream.look_at(1)
-    assert next(stream.source).numpy().tolist() == [0, 1, 2, 3]
-    assert not stream.source.get_next_as_optional().has_value()  # a call ends here
-    stream.advance(1)
-    assert next(stream.source).numpy().tolist() == [4, 5]
-    nothing = HostIterator(tf.data.Dataset.range(0), steps=None, size=None, whole=0)
-    nothing.look_at(1)
-    assert nothing.first is None
 
 
 def test_rows_of_a_set_in_memory_are_those_of_its_batch() -> None:

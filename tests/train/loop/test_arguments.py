@@ -25,15 +25,11 @@ SET = r"mk\.data\.batches\(mk\.data\.arrays\(x, y\), global_batch_size=256"
     [
         (lambda loop: loop.fit(X, Y), rf"Loop\.fit .*found ndarray, ndarray\. .*{SET}, shuffle=True\); loop\.fit"),
         (lambda loop: loop.fit(x=X, y=Y, epochs=2), rf"found x=ndarray, y=ndarray\. .*{SET}"),
-        (lambda loop: loop.fit({"a": X, "b": X}, tf.constant(Y)), rf"found dict, EagerTensor\. .*{SET}"),
-        (lambda loop: loop.fit(X), rf"found ndarray\. .*{SET}"),
         (lambda loop: loop.fit(x=plain_dataset(X, Y, batch=4)), r"found x=_BatchDataset\. .*loop\.fit"),
         (lambda loop: loop.fit(plain_dataset(X, Y, batch=4), 5), r"found _BatchDataset, 5\. .*loop\.fit"),
         (lambda loop: loop.fit(plain_dataset(X, Y, batch=4), batch_size=4), r"batch_size: .*dataset\.batch"),
         (lambda loop: loop.fit(plain_dataset(X, Y, batch=4), validation_split=0.2), "Split the arrays"),
-        (lambda loop: loop.fit(plain_dataset(X, Y, batch=4), shuffle=True), r"dataset\.shuffle"),
         (lambda loop: loop.evaluate(X, Y), rf"Loop\.evaluate .*found ndarray, ndarray\. .*{SET}\); loop\.evaluate"),
-        (lambda loop: loop.evaluate(plain_dataset(X, Y, batch=4), verbose=0), "verbose=0"),
         (lambda loop: loop.evaluate(plain_dataset(X, Y, batch=4), return_dict=True), "always returns a dict"),
         (lambda loop: loop.predict(X), r"found ndarray\. .*from_tensor_slices\(x\)\.batch\(256\); loop\.predict"),
         (lambda loop: loop.predict(X, batch_size=2), r"from_tensor_slices\(x\)\.batch\(2\)"),
@@ -67,10 +63,9 @@ def test_what_is_told_trains_as_keras_does(make_loop: Any, numbers: Any) -> None
     np.testing.assert_allclose(outputs, model.predict(x, verbose=0), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"workers": 2}, {"Y": Y}])
-def test_what_keras_does_not_take_either_is_left_to_python(options: Any, line: Any) -> None:
-    with pytest.raises(TypeError, match=next(iter(options))):
-        line.fit(plain_dataset(X, Y, batch=4), **options)
+def test_what_keras_does_not_take_either_is_left_to_python(line: Any) -> None:
+    with pytest.raises(TypeError, match="workers"):
+        line.fit(plain_dataset(X, Y, batch=4), workers=2)
 
 
 def test_the_methods_show_their_own_arguments() -> None:

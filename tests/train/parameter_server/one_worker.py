@@ -32,7 +32,9 @@ def values(step):
     return [v.value.numpy() for v in step.variables]
 
 
-def classified(data, **options):
+def accumulated():
+    uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
+
     def train(strategy):
         layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
         layers += [keras.layers.Dense(6, use_bias=False)]  # the true gradient of a bias would be zero
@@ -41,37 +43,11 @@ def classified(data, **options):
             model = keras.Sequential([keras.Input((8, 8, 1)), *layers, *head])
             optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"], ema=0.9, **options)
-        loop = mk.train.Loop(strategy, step, steps_per_call=5)
-        report = loop.fit(data, epochs=2, verbose=0, class_weight={0: 2.0})
-        with step.averaged():
-            return values(step), report.history, loop.evaluate(data)["loss"]
-
-    return compared(train)
-
-
-def accumulated():
-    uneven = mk.data.batches(mk.data.arrays(images, labels), global_batch_size=32, shuffle=True)
-    return classified(uneven, accumulate=3, clip_norm=0.1)
-
-
-def whole_batch():
-    """Each worker has whole batches, so there is nothing to gather; the last batch is smaller."""
-    vectors = rng.normal(size=(210, 4)).astype("float32")
-
-    def train(strategy):
-        with strategy.scope():
-            net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-            optimizer = keras.optimizers.Adam(0.01)
-
-        def loss_fn(batch):
-            codes = net(batch)
-            every = mk.train.all_gather(codes)
-            return tf.reduce_logsumexp(codes @ tf.transpose(every), 1) - tf.reduce_sum(codes**2, 1)
-
-        loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
-        data = tf.data.Dataset.from_tensor_slices(vectors).batch(32)
-        return net.get_weights(), loop.fit(data, epochs=2, validation_data=data, verbose=0).history
+        options = {"metrics": ["accuracy"], "ema": 0.9, "accumulate": 3, "clip_norm": 0.1}
+        loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, **options), steps_per_call=5)
+        report = loop.fit(uneven, epochs=2, verbose=0, class_weight={0: 2.0})
+        with loop.step.averaged():
+            return values(loop.step), report.history, loop.evaluate(uneven)["loss"]
 
     return compared(train)
 
@@ -94,47 +70,25 @@ def larger_models():
     return found
 
 
-class Vectors:
-    """Learns a vector for each id: the mean of what it is asked to be."""
-
-    def __init__(self, **options):
-        self.table = mk.parallel.PartitionedTable(
-            servers, rows=101, width=4, initializer=lambda shape, dtype: tf.zeros(shape, dtype), **options
-        )
-        self.variables = self.table.variables
-
-    def build(self, strategy):
-        self.apply = mk.train.Update(strategy, [], lambda sums, values: ([], {"loss": sums["loss"] / sums["n"]}))
-
-    def compute(self, batch):
-        ids, wanted = batch
-        error = self.table.lookup(ids) - wanted
-        self.table.add(ids, -0.5 * error)
-        return {"loss": tf.reduce_sum(error**2), "n": tf.cast(tf.shape(ids)[0], tf.float32)}
-
-    def update(self, strategy, sums):
-        return self.apply(sums)
-
-
 def table():
-    wanted = rng.normal(size=(101, 4)).astype("float32")
-    step = Vectors(shards=3)
-    data = mk.data.batches(mk.data.arrays(np.arange(101), wanted), global_batch_size=10, shuffle=True)
-    mk.train.Loop(servers, step).fit(data, epochs=20, verbose=0)
-    whole = np.concatenate([v.numpy() for v in step.variables])
+    """Trained in a step: examples/by_feature/parameter_server.py."""
+
+    def of_rows(rows, **options):
+        return mk.parallel.PartitionedTable(servers, rows=rows, width=4, **options)
+
+    shards = of_rows(101, shards=3)
+    whole = np.concatenate([v.numpy() for v in shards.variables])
     ids = [[0, 34], [35, 100]]
-    lookup = float(np.abs(step.table.lookup(tf.constant(ids)).numpy() - whole[ids]).max())
     before = whole[7].copy()
-    step.table.add(tf.constant([7, 7]), tf.ones([2, 4]))
+    shards.add(tf.constant([7, 7]), tf.ones([2, 4]))
     return {
-        "shards": [list(v.shape) for v in step.variables],
-        "servers": sorted({v.device.split("/device")[0] for v in step.variables}),
-        "error": float(np.abs(whole - wanted).max()),
-        "lookup": lookup,
-        "twice": (step.table.lookup(tf.constant([7])).numpy()[0] - before).tolist(),
-        "small": len(mk.parallel.PartitionedTable(servers, rows=10, width=4).variables),
-        "large": len(mk.parallel.PartitionedTable(servers, rows=100_000, width=4).variables),
+        "shards": [list(v.shape) for v in shards.variables],
+        "servers": sorted({v.device.split("/device")[0] for v in shards.variables}),
+        "lookup": float(np.abs(shards.lookup(tf.constant(ids)).numpy() - whole[ids]).max()),
+        "twice": (shards.lookup(tf.constant([7])).numpy()[0] - before).tolist(),
+        "small": len(of_rows(10).variables),
+        "large": len(of_rows(100_000).variables),
     }
 
 
-run(accumulated, whole_batch, larger_models, table)
+run(accumulated, larger_models, table)
