@@ -105,13 +105,6 @@ def resident() -> Outcome:
     return _fitted(mk.data.resident(split, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
 
 
-def records() -> Outcome:
-    with tempfile.TemporaryDirectory() as folder:
-        written = mk.data.write_records(mk.data.arrays(PICTURES, Y), folder, num_files=3)
-        augment = [mk.data.augment.cutout(2)]
-        return _fitted(mk.data.records(written, global_batch_size=BATCH, shuffle=True, augment=augment), (6, 6, 1))
-
-
 def augmented() -> Outcome:
     augment = [mk.data.augment.flip(), mk.data.augment.pad_and_crop(1), mk.data.augment.cutout(2)]
     split = mk.data.arrays(PICTURES, Y)
@@ -241,7 +234,7 @@ def _on_parameter_servers(file: str) -> None:
 
 
 OTHERS: list[Callable[[], Outcome]] = [
-    *(augmented, mapped, resident, records, own_function),
+    *(augmented, mapped, resident, own_function),
     *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
     *(compiled_loop, compiled_step, constrained),
     *(evaluated_and_predicted, warm, resumed, parameter_servers),

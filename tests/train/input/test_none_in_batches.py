@@ -21,11 +21,8 @@ def _unweighted(x: Any, y: Any) -> Any:
 
 def test_no_sample_weights(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), line_net, metrics=["mae"], weighted_metrics=["mse"])
-    first, theirs, model = (
-        values_of(loop),
-        plain_dataset(*numbers, batch=20).map(_unweighted),
-        keras_twin(line_net, loop),
-    )
+    first, theirs = values_of(loop), plain_dataset(*numbers, batch=20).map(_unweighted)
+    model = keras_twin(line_net, loop)
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], weighted_metrics=["mse"])
     expected = model.fit(theirs, epochs=2, validation_data=theirs, verbose=0).history
     outputs = model.predict(numbers[0], verbose=0)

@@ -19,13 +19,6 @@ def test_the_description_counts_the_tasks(two_workers):
     assert two_workers("describe") == "ParameterServerStrategy, 2 workers, 1 ps"
 
 
-@pytest.mark.slow  # fast: every batch is in one piece, in test_pieces.py
-def test_every_example_comes_once_in_an_epoch(two_workers_more):
-    found = two_workers_more("counts")
-    assert found["counts"] == [2.0], "in two epochs each example must come twice"
-    assert found["steps"] == 2 * STEPS
-
-
 @pytest.mark.slow  # its worker sleeps
 def test_a_slow_worker_takes_the_newest_momentum(two_workers_more):
     velocity = 0.0

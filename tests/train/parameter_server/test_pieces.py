@@ -83,14 +83,6 @@ def test_a_piece_holds_updates_of_one_shape() -> None:
     assert [(first, updates, sizes) for first, updates, sizes, _ in cut] == [(0, 5, (4,)), (5, 1, (None,))]
 
 
-def test_a_later_call_goes_on() -> None:
-    data = _read(24, steps=6)
-    assert _all_of(_cut(data, 4, 2, 1)) == _batches(24)[:4]
-    data.advance(4)
-    ((first, *_, updates),) = _cut(data, 2, 2, 1)
-    assert (first, updates) == (4, [_batches(24)[4:]])
-
-
 def test_sent_rows_are_those_of_the_epochs_order() -> None:
     recipe = mk.data.batches(mk.data.arrays(np.arange(9), np.arange(9)), global_batch_size=4, shuffle=True, seed=1)
     rows = _all_of(_cut(_sent(recipe, 2, steps=3, position=1), 2, 1, 8))
@@ -121,13 +113,6 @@ def test_batches_that_were_looked_at_come_first(looked_at: int, at_once: int, st
     assert _all_of(_cut(data, 4, 2, at_once)) == _batches(24)[:4]
     data.advance(4)
     assert _all_of(_cut(data, 2, 2, at_once)) == _batches(24)[4:]
-
-
-def test_reading_goes_past_what_was_looked_at() -> None:
-    data = _read(10, look_at=2, steps=3)
-    assert [data.read(i).numpy().tolist() for i in range(3)] == _batches(10)  # type: ignore[union-attr]
-    assert data.read(3) is None
-    assert _read(0, look_at=1).read(0) is None
 
 
 def test_a_worker_tells_the_step_the_place_of_a_batch() -> None:

@@ -35,37 +35,6 @@ split = mk.data.arrays(x, y)
 train = mk.data.batches(split, global_batch_size=BATCH, shuffle=True, seed=1)
 
 
-class Count:
-    """A step that counts how often each example came."""
-
-    def build(self, strategy):
-        if not hasattr(self, "counts"):
-            with strategy.scope():
-                self.counts = tf.Variable(tf.zeros([EXAMPLES]))
-                self.steps = tf.Variable(0, dtype=tf.int64)
-            self.variables = [self.counts, self.steps]
-            self.apply = mk.train.Update(strategy, self.variables, self.new_values)
-
-    def compute(self, batch):
-        _, number = batch
-        return {"counts": tf.reduce_sum(tf.one_hot(number, EXAMPLES), 0), "n": tf.cast(tf.shape(number)[0], tf.float32)}
-
-    def new_values(self, sums, values):
-        counts, steps = values
-        return [counts + sums["counts"], steps + 1], {"n": sums["n"]}
-
-    def update(self, strategy, sums):
-        return self.apply(sums)
-
-
-def counts():
-    numbered = mk.data.arrays(x, np.arange(EXAMPLES))
-    step = Count()
-    data = mk.data.batches(numbered, global_batch_size=BATCH, shuffle=True)
-    mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
-    return {"counts": sorted(set(step.counts.numpy().tolist())), "steps": int(step.steps.numpy())}
-
-
 class Momentum:
     """A step whose gradient is always 1, with momentum 0.9; it takes as many seconds as its batch says."""
 
@@ -239,5 +208,5 @@ def describe():
 
 
 FAST = (describe, warm_up, fit, evaluate, predict)  # of one loop
-SLOW = (*FAST, counts, momentum, checkpoints, non_finite, hidden, draws)
+SLOW = (*FAST, momentum, checkpoints, non_finite, hidden, draws)
 run(*(SLOW if "SLOW_SECTIONS" in os.environ else FAST))
