@@ -1,4 +1,4 @@
-"""Nested inputs, weights, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts."""
+"""Weights of examples, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts."""
 
 from __future__ import annotations
 
@@ -30,22 +30,6 @@ def classes(numbers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [60, 4] and classes [60]: 0, 1 and 2, unevenly."""
     x, y = numbers
     return x, np.digitize(y[:, 0], [-1.0, 4.0])
-
-
-def _of_nested_inputs() -> Any:
-    one, two, three = (keras.Input((size,), name=name) for size, name in ((2, "one"), (2, "two"), (1, "three")))
-    joined = L.Concatenate()([one, two, three])
-    return keras.Model({"a": (one, two), "b": three}, L.Dense(1, name="up")(joined))
-
-
-def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
-    """Dicts of inputs and of outputs: a row of the table of equivalence, and the corpus."""
-    x, y = numbers
-    nested = {"b": y, "a": (x[:, :2], x[:, 2:])}
-    data = mk.data.batches(mk.data.arrays(nested, y), global_batch_size=25).dataset()
-    _, loop, model = fit_both(make_loop, _of_nested_inputs, data)
-    unlabelled = mk.data.batches(mk.data.arrays(nested), global_batch_size=25)
-    np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
 
 
 def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:

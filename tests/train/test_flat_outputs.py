@@ -56,13 +56,6 @@ def test_one_number_that_is_the_mean(make_loop: Any, numbers: Any) -> None:
     fit_both(make_loop, lambda: sequential((4,), L.Dense(1)), data, loss=loss)
 
 
-def test_one_number_that_is_none(make_loop: Any, numbers: Any) -> None:
-    data = plain_dataset(numbers[0], (numbers[1] > 0).astype("float32"), batch=25)
-    net = lambda: sequential((4,), L.Dense(1, activation="sigmoid"))  # noqa: E731
-    with pytest.raises(StepError, match="Dice"):
-        make_loop(("mirrored", 2), net, loss=keras.losses.Dice()).fit(data, verbose=0)
-
-
 def test_a_metric_says_what_to_do(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, metrics=["mae"])
     with pytest.raises(StepError, match=r"metric 'mae'.*\[batch, 1\]"):

@@ -1,4 +1,4 @@
-"""Models with several outputs, nested ones too: names, losses, weights, metrics and targets as in Keras's fit."""
+"""Several outputs and inputs, nested ones too: names, losses, weights, metrics and targets as in Keras's fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 from installed_versions import needs_keras
 from training_helpers import assert_same_logs, fit_both, keras_twin
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -151,3 +152,22 @@ def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
 def test_nests_that_do_not_fit(options: Any, match: str, make_loop: Any, numbers: Any) -> None:
     with pytest.raises(StepError, match=match):
         make_loop(TWO, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
+
+
+# --- nested inputs
+
+
+def _of_nested_inputs() -> Any:
+    one, two, three = (keras.Input((size,), name=name) for size, name in ((2, "one"), (2, "two"), (1, "three")))
+    joined = L.Concatenate()([one, two, three])
+    return keras.Model({"a": (one, two), "b": three}, L.Dense(1, name="up")(joined))
+
+
+def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
+    """Dicts of inputs and of outputs: a row of the table of equivalence, and the corpus."""
+    x, y = numbers
+    nested = {"b": y, "a": (x[:, :2], x[:, 2:])}
+    data = mk.data.batches(mk.data.arrays(nested, y), global_batch_size=25).dataset()
+    _, loop, model = fit_both(make_loop, _of_nested_inputs, data)
+    unlabelled = mk.data.batches(mk.data.arrays(nested), global_batch_size=25)
+    np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
