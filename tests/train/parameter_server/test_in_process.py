@@ -19,12 +19,11 @@ def test_the_description_counts_the_tasks(two_workers):
     assert two_workers("describe") == "ParameterServerStrategy, 2 workers, 1 ps"
 
 
-@pytest.mark.slow  # its worker sleeps
-def test_a_slow_worker_takes_the_newest_momentum(two_workers_more):
+def test_a_slow_worker_takes_the_newest_momentum(two_workers):
     velocity = 0.0
     for _ in range(8):
         velocity = 0.9 * velocity + 1
-    assert two_workers_more("momentum") == pytest.approx(velocity, rel=1e-5)
+    assert two_workers("momentum") == pytest.approx(velocity, rel=1e-5)
 
 
 def test_a_fit_loses_no_update_and_tells_keras_callbacks(two_workers):

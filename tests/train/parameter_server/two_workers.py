@@ -207,6 +207,6 @@ def describe():
     return mk.strategy.describe(strategy)
 
 
-FAST = (describe, warm_up, fit, evaluate, predict)  # of one loop
-SLOW = (*FAST, momentum, checkpoints, non_finite, hidden, draws)
+FAST = (describe, momentum, warm_up, fit, evaluate, predict)  # a step of the user, and one loop
+SLOW = (*FAST, checkpoints, non_finite, hidden, draws)
 run(*(SLOW if "SLOW_SECTIONS" in os.environ else FAST))
