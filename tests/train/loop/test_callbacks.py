@@ -133,13 +133,13 @@ def test_a_saved_model_goes_on_where_it_stopped(
 def test_swap_ema_weights_in_fit_is_keras_own(strategy_of: Any, numbers: Any) -> None:
     """Validation sees the averages, and so do the weights at the end; 2 replicas against Keras on one device."""
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12)
-    options = {"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], "verbose": 0}
-    found = []
+    found: list[Any] = []
     for strategy in (strategy_of("one_device", 1), strategy_of("mirrored", 2)):
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="tanh"), L.Dense(1)])
             model.compile(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.8), "mse", jit_compile=False)
+        options = {"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], "verbose": 0}
         if not found:
             report = model.fit(data.dataset(), validation_data=data.dataset(), **options)
         else:
