@@ -7,10 +7,6 @@ import json
 import pytest
 import sections
 
-import mirrorkit as mk
-from mirrorkit.errors import ClusterError
-from mirrorkit.launch import layout
-
 EPOCHS = 3
 STEPS = 34  # of an epoch: 530 examples in batches of 16
 
@@ -107,15 +103,6 @@ def test_a_table_in_shards_on_all_servers(one_worker):
     assert table["lookup"] == 0
     assert table["twice"] == pytest.approx([2.0] * 4, abs=1e-6)
     assert (table["small"], table["large"]) == (1, 2), "a small table is not cut"
-
-
-def test_tasks_that_never_come_are_named():
-    """What befalls those that came: tests/faults/test_server_faults.py."""
-    cluster = layout.clusters(2, ps=1)["chief"]
-    with pytest.raises(ClusterError, match="start_timeout") as caught:
-        mk.strategy.create("parameter_server", cluster=cluster, start_timeout=0.5)
-    for name, address in [("worker 0", cluster.workers[0]), ("worker 1", cluster.workers[1]), ("ps 0", cluster.ps[0])]:
-        assert f"{name} ({address})" in str(caught.value)
 
 
 def test_a_section_that_fails_shows_its_own_error_and_no_other(capsys):
