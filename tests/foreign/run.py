@@ -61,7 +61,7 @@ SUITES = {
     ),
     "correctness": Suite(
         "tf-keras",
-        "the harness of the correctness tests: `mk.train.Loop` trains on the replicas",
+        "the harness of the correctness tests: `mk.train.Loop`, or a step in a custom loop, trains on the replicas",
         "recorder",
         "by_loop.py",
     ),
