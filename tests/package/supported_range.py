@@ -160,7 +160,8 @@ class Environment:
     """A new virtual environment in a folder."""
 
     def __init__(self, folder: Path, python: str, packages: Sequence[str]) -> None:
-        subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+        # With the newest pip: that of Python 3.10 looks for old versions that fit for more than 20 minutes.
+        subprocess.run([python, "-m", "venv", "--upgrade-deps", folder / "venv"], check=True)
         self._folder, self._packages = folder, packages
         self._python = str(folder / "venv/bin/python")
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "MIRRORKIT_DATA")}
