@@ -1,4 +1,4 @@
-"""`Step.from_loss`: a VAE and distillation from one function of a batch, against plain TensorFlow."""
+"""`Step.from_loss`: distillation from one function of a batch, against plain TensorFlow; what it takes and refuses."""
 
 from __future__ import annotations
 
@@ -21,27 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Parts = dict[str, Any]
 LossFn = Callable[..., Any]
 SIZES = [20, 20, 1]  # of the batches: in the last one all replicas but the first have nothing
-
-
-class Vae:
-    """Noise from a seed generator of its own, three values, inputs alone."""
-
-    def parts(self) -> Parts:
-        encoder = sequential((6,), L.Dense(8, "tanh"), L.Dense(4))
-        return {"encoder": encoder, "decoder": sequential((2,), L.Dense(6)), "seed": keras.random.SeedGenerator(3)}
-
-    def loss_fn(self, parts: Parts) -> LossFn:
-        def loss_fn(x: Any) -> Any:
-            mean, log_var = tf.split(parts["encoder"](x), 2, axis=-1)
-            noise = keras.random.normal(tf.shape(mean), seed=parts["seed"])
-            error = tf.reduce_sum((parts["decoder"](mean + tf.exp(log_var / 2) * noise) - x) ** 2, -1)
-            kl = tf.reduce_sum(mean**2 + tf.exp(log_var) - 1 - log_var, -1) / 2
-            return {"loss": error + kl, "kl": kl, "error": error}
-
-        return loss_fn
-
-    def data(self, x: Any) -> Any:
-        return x
 
 
 class Distillation:
@@ -141,15 +120,11 @@ def _rows(data: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data).batch(20)
 
 
-def _dataset(case: Any, x: np.ndarray) -> tf.data.Dataset:
-    return _rows(case.data(x))
-
-
 def test_as_plain_tensorflow(make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Two epochs with validation: every log and every weight."""
     case = Distillation()
     loop, parts = make(THREE, case)
-    by_hand, batches, data = _ByHand(case, keras.optimizers.Adam(0.01)), _batches(case, x), _dataset(case, x)
+    by_hand, batches, data = _ByHand(case, keras.optimizers.Adam(0.01)), _batches(case, x), _rows(case.data(x))
     history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
     for epoch in range(2):
         logs = by_hand.epoch(batches, True)
@@ -187,19 +162,12 @@ def test_batches_of_any_nest_in_a_custom_loop(make: Any, x: np.ndarray, strategy
     assert largest_difference(before, _all(parts)) > 1e-3
 
 
-@pytest.mark.parametrize("takes", ["training", "nothing"])
-def test_layers_know_whether_it_is_training(takes: str, make: Any, x: np.ndarray) -> None:
-    """Dropout of all but nothing: while training the loss is 0."""
+def test_layers_know_whether_it_is_training(make: Any, x: np.ndarray) -> None:
+    """Dropout of all but nothing: while training the loss is 0. A loss function that is told of it: above."""
 
-    class Dropped:
+    class Dropped(Squared):
         def parts(self) -> Parts:
             return {"net": sequential((6,), L.Dense(2), L.Dropout(0.999999))}
-
-        def loss_fn(self, parts: Parts) -> LossFn:
-            net = parts["net"]
-            if takes == "training":
-                return lambda batch, training: tf.reduce_sum(net(batch, training=training) ** 2, -1)
-            return lambda batch: tf.reduce_sum(net(batch) ** 2, -1)
 
     loop, _ = make(("mirrored", 2), Dropped())
     history = loop.fit(_rows(x[:20]), validation_data=_rows(x[:20]), verbose=0).history
@@ -209,23 +177,23 @@ def test_layers_know_whether_it_is_training(takes: str, make: Any, x: np.ndarray
 
 def test_predict(make: Any, x: np.ndarray) -> None:
     """By default the first of the models on `x`; else a function of the batch."""
-    loop, parts = make(("mirrored", 2), Vae())
+    loop, parts = make(("mirrored", 2), Squared())
     rounding = {"rtol": 1e-5, "atol": 1e-6}  # near 0 that of the summands, which are around 1
-    np.testing.assert_allclose(loop.predict(_rows(x)), parts["encoder"](x), **rounding)
-    assert loop.predict(plain_dataset(x, np.arange(41), batch=20)).shape == (41, 4)
+    np.testing.assert_allclose(loop.predict(_rows(x)), parts["net"](x), **rounding)
+    assert loop.predict(plain_dataset(x, np.arange(41), batch=20)).shape == (41, 3)
 
-    data = _dataset(Distillation(), x)
+    data = _rows(Distillation().data(x))
     loop, parts = make(("mirrored", 2), Distillation())
     with pytest.raises(
         StepError, match=r"first of the models, 'sequential_\d', on x.*ValueError.*predict=lambda batch"
     ):
         loop.predict(data)
-    loop, parts = make(("mirrored", 2), Distillation(), predict=lambda parts: _student_of(parts))
+
+    def student_of(parts: Parts) -> Callable[[Any], Any]:
+        return lambda batch: {"logits": parts["student"](batch["image"])}
+
+    loop, parts = make(("mirrored", 2), Distillation(), predict=student_of)
     np.testing.assert_allclose(loop.predict(data)["logits"], parts["student"](x), **rounding)
-
-
-def _student_of(parts: Parts) -> Callable[[Any], Any]:
-    return lambda batch: {"logits": parts["student"](batch["image"])}
 
 
 def test_one_model_is_what_callbacks_and_files_hold(strategy_of: Any, x: np.ndarray, tmp_path: Any) -> None:
@@ -234,26 +202,21 @@ def test_one_model_is_what_callbacks_and_files_hold(strategy_of: Any, x: np.ndar
         net, optimizer = sequential((6,), L.Dense(2)), keras.optimizers.SGD(0.1)
     step = mk.train.Step.from_loss(net, optimizer, lambda batch: tf.reduce_sum(net(batch) ** 2, -1))
     assert step.model is net
-    loop = mk.train.Loop(strategy, step)
-    loop.fit(_rows(x), verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "whole.keras")])
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "whole.keras")
+    mk.train.Loop(strategy, step).fit(_rows(x), verbose=0, callbacks=[saver])
     assert net.optimizer is optimizer
-    mk.train.export(loop, tmp_path / "net.keras")
-    for name in ("whole.keras", "net.keras"):
-        loaded = keras.saving.load_model(tmp_path / name)
-        np.testing.assert_allclose(loaded(x), net(x), rtol=1e-6)
+    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "whole.keras")(x), net(x), rtol=1e-6)
 
 
 def test_several_models_do_not_fit_into_one_file(make: Any, x: np.ndarray, tmp_path: Any) -> None:
-    loop, parts = make(("mirrored", 2), Vae())
-    words = r"holds one model, and the step has several parts: 'sequential', .*save_weights_only=True.*export\(model"
+    loop, parts = make(("mirrored", 2), Distillation())
+    words = r"holds one model, and the step has several parts: 'sequential_1', .*save_weights_only=True.*export\(model"
     with pytest.raises(StepError, match="A .keras file " + words):
-        loop.fit(_rows(x), verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "all.keras")])
-    for path in ("all.keras", "all"):
-        with pytest.raises(StepError, match="An exported file " + words):
-            mk.train.export(loop, tmp_path / path)
-    mk.train.export(parts["decoder"], tmp_path / "decoder.keras")
-    loaded = keras.saving.load_model(tmp_path / "decoder.keras")
-    np.testing.assert_allclose(loaded(x[:, :2]), parts["decoder"](x[:, :2]), rtol=1e-6)
+        loop.fit(_rows(Distillation().data(x)), callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "all.keras")])
+    with pytest.raises(StepError, match="An exported file " + words):
+        mk.train.export(loop, tmp_path / "all.keras")
+    mk.train.export(parts["student"], tmp_path / "student.keras")
+    assert keras.saving.load_model(tmp_path / "student.keras").count_params() == parts["student"].count_params()
 
 
 class Squared:
@@ -276,13 +239,11 @@ FORBIDDEN: dict[str, tuple[Any, str]] = {
     "scalar": (lambda b, p, v: tf.reduce_mean(v), r"shape \(\) for 'loss' of \d+ rows"),
     "matrix": (lambda b, p, v: p["net"](b) ** 2, r"shape \(\d+, 3\) for 'loss'.*axis=-1"),
     "of a size of the net": (lambda b, p, v: tf.tile(tf.reduce_mean(p["net"](b), 0), [5])[:13], r"\(13,\) for 'loss'"),
-    "over the rows": (lambda b, p, v: tf.reduce_mean(p["net"](b), 0), r"\(3,\) for 'loss'"),
     "two for each row": (lambda b, p, v: tf.concat([v, v], 0), r"\(2018,\) for 'loss'"),
     "some": (lambda b, p, v: tf.boolean_mask(v, v > 1), r"\(None,\) for 'loss'.*boolean_mask"),
     "scalar metric": (lambda b, p, v: {"loss": v, "mean": tf.reduce_mean(v)}, r"\(\) for 'mean'"),
     "no loss": (lambda b, p, v: {"error": v}, r"\['error'\]"),
     "tuple": (lambda b, p, v: (v, {"error": v}), "returned tuple for 'loss'"),
-    "nothing": (lambda b, p, v: None, "returned NoneType for 'loss'"),
     "a model": (lambda b, p, v: v + OUTSIDE["net"](b)[:, 0], "kernel.*Step.from_loss takes"),
     "a seed": (
         lambda b, p, v: v + keras.random.normal([], seed=OUTSIDE["seed"]),
@@ -299,9 +260,8 @@ def test_what_a_loss_function_may_not_do(wrong: Any, match: str, make: Any, x: n
         net=sequential((6,), L.Dense(3)), seed=keras.random.SeedGenerator(1), mean=keras.metrics.Mean("mean")
     )
     loop, _ = make(("mirrored", 2), Squared(wrong))
-    for use in (loop.fit, loop.evaluate):
-        with pytest.raises(StepError, match=match):
-            use(_rows(x))
+    with pytest.raises(StepError, match=match):
+        loop.fit(_rows(x))
 
 
 def _with_noise(batch: Any, parts: Parts, values: Any) -> Any:
@@ -320,11 +280,9 @@ class WithSeed(Squared):
 
 
 OVER_ROWS: dict[str, tuple[Any, str]] = {
-    "mean": (lambda b, p, v: v + tf.reduce_mean(p["net"](b)) ** 2, "'loss'"),
     "rank": (lambda b, p, v: {"loss": v, "rank": v - tf.reduce_max(v)}, "'rank'"),
     "not floats": (lambda b, p, v: {"loss": v, "top": tf.equal(v, tf.reduce_max(v))}, "'top'"),
     "contrastive": (lambda b, p, v: tf.reduce_logsumexp(p["net"](b) @ tf.transpose(p["net"](b)), -1), "'loss'"),
-    "divided": (lambda b, p, v: v / _count(b), "'loss'.* or on how many"),
     "divided, with noise": (_with_noise, "'loss'.* or on how many"),
 }
 
@@ -360,16 +318,10 @@ def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
 TAKES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "two arguments": (lambda net: net, lambda x, y: x, {}, r"loss_fn takes \(x, y\)"),
     "a loss": (lambda net: net, keras.losses.MeanSquaredError(), {}, r"loss_fn takes \(y_true, y_pred"),
-    "a number": (lambda net: net, 3, {}, "found 3"),
     "metrics": (lambda net: net, lambda b: b, {"metrics": ["mae"]}, "was given metrics"),
     "a variable": (lambda net: [net, keras.Variable(1.0)], lambda b: b, {}, r"found <Variable.*add_weight"),
     "no model": (lambda net: [keras.random.SeedGenerator()], lambda b: b, {}, "takes as its models"),
-    "another is frozen": (
-        lambda net: net,
-        lambda b: b,
-        {"frozen": [sequential((6,), L.Dense(1))]},
-        "frozen must be one",
-    ),
+    "another is frozen": (lambda net: net, lambda b: b, {"frozen": [L.Dense(1)]}, "frozen must be one"),
     "a class": (lambda net: L.Dense, lambda b: b, {}, "takes as its models"),
 }
 
@@ -400,9 +352,8 @@ def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray, t
 
     assert not pair.built
     loop = mk.train.Loop(strategy, mk.train.Step.from_loss(pair, optimizer, loss_fn))
-    best = keras.callbacks.ModelCheckpoint(tmp_path / "pair.weights.h5", save_weights_only=True)
-    losses = loop.fit(_rows(x), epochs=5, validation_data=_rows(x), verbose=0, callbacks=[best]).history["val_loss"]
-    assert losses == sorted(losses, reverse=True)
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "pair.weights.h5", save_weights_only=True)
+    loop.fit(_rows(x), verbose=0, callbacks=[saver])
     trained = numbers_of(pair.variables)
     pair.first.set_weights([np.zeros_like(weight) for weight in pair.first.get_weights()])
     pair.load_weights(tmp_path / "pair.weights.h5")
@@ -439,30 +390,13 @@ def _built(model: Any) -> Any:
 
 def test_a_generator_that_a_layer_has_too(strategy_of: Any, x: np.ndarray) -> None:
     """Its state is one variable of the step, not two."""
-
-    class Noise(L.Layer):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seed = keras.random.SeedGenerator(1)
-
-        def call(self, x: Any) -> Any:
-            return x + keras.random.normal(tf.shape(x), seed=self.seed)
-
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        noise, optimizer = Noise(), keras.optimizers.SGD(0.1)
-        net = sequential((6,), noise, L.Dense(2))
-    step = mk.train.Step.from_loss([net, noise.seed], optimizer, lambda batch: tf.reduce_sum(net(batch) ** 2, -1))
+        drop, optimizer = L.Dropout(0.5), keras.optimizers.SGD(0.1)
+        net = sequential((6,), drop, L.Dense(2))
+    models = [net, drop.seed_generator]
+    step = mk.train.Step.from_loss(models, optimizer, lambda batch: tf.reduce_sum(net(batch) ** 2, -1))
     mk.train.Loop(strategy, step).fit(_rows(x), verbose=0)
     names = [variable.path for variable in step.variables]
     assert len(set(names)) == len(names)
     assert step.model is net
-
-
-def test_the_first_number_that_is_not_finite(make: Any, x: np.ndarray) -> None:
-    loop, _ = make(("mirrored", 2), Distillation())
-    batch = Distillation().data(x[:20].copy())
-    assert mk.checks.find_non_finite(loop, batch) is None
-    batch["image"][3, 2] = np.nan
-    found = mk.checks.find_non_finite(loop, batch)
-    assert str(found).startswith("input image: 1 NaN")

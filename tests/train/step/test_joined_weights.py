@@ -37,7 +37,6 @@ def _masked() -> Any:
 
 
 _CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "plain": (_net, {}),
     "options": (_net, {"clip_value": 0.01, "ema": 0.7}),
     "two divisors": (_masked, {}),
     "loss_scale": (_mixed, {"loss_scale": 1024.0}),
@@ -60,7 +59,7 @@ def _operations(loop: Any) -> int:
     return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c != "plain")) for c in _CASES])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c != "options")) for c in _CASES])
 def test_same_bits_with_fewer_operations(
     case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from installed_versions import KERAS
-from training_helpers import largest_difference, plain_dataset, sequential
+from training_helpers import assert_same_logs, fit_compiled, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -47,54 +46,18 @@ class Largest(keras.metrics.Mean):  # type: ignore[name-defined]
         return super().update_state(keras.ops.cast(keras.ops.abs(y - y_pred) > self.above, "float32"), sample_weight)
 
 
-COMPILED: dict[str, Any] = {
-    "objects": lambda: {"loss": Cubic(0.5), "metrics": [Largest(1.0)]},
-    "functions": lambda: {
-        "loss": cubic,
-        "metrics": [cubic, keras.metrics.MeanMetricWrapper(cubic, "own")],
-        "weighted_metrics": [Largest(1.0), cubic],
-    },
-    "lists": lambda: {
-        "loss": [Cubic(0.5)],
-        "loss_weights": [2.0],
-        "metrics": [["mae", Largest(0.5)]] if KERAS >= (3, 14) else ["mae", Largest(0.5)],  # refused before
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
-        ("objects", ("one_device", 1)),
-        ("functions", ("mirrored", 2)),
-        pytest.param("lists", ("mirrored", 2), marks=pytest.mark.slow),
-    ],
-)
-def test_trains_as_keras_does(kind: str, where: Any, strategy_of: Any, numbers: Any) -> None:
-    def net() -> Any:
-        keras.utils.set_random_seed(0)
+def test_trains_as_keras_does(strategy_of: Any, numbers: Any) -> None:
+    def compiled() -> Any:
         model = sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1))
-        model.compile(keras.optimizers.SGD(0.05), **COMPILED[kind]())
+        metrics = {"metrics": [cubic, Largest(0.5)], "weighted_metrics": [Largest(1.0, "weighted"), cubic]}
+        model.compile(keras.optimizers.SGD(0.05), Cubic(0.5), **metrics)
         return model
 
-    weight = [np.linspace(0, 2, 60).astype("float32")] if kind == "functions" else []
-    data = plain_dataset(*numbers, *weight, batch=20)
-    twin = net()
-    with strategy_of(*where).scope():
-        model = net()
-    expected = twin.fit(data, epochs=2, verbose=0).history
-    loop = mk.train.Loop(strategy_of(*where), mk.train.Step.from_compiled(model))
-    found = loop.fit(data, epochs=2, verbose=0).history
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-5, err_msg=name)
-    assert largest_difference(model.get_weights(), twin.get_weights()) < 1e-5
+    data = plain_dataset(*numbers, np.linspace(0, 2, 60).astype("float32"), batch=20)
+    loop, twin = fit_compiled(strategy_of("one_device", 1), compiled, data)
     logs = loop.evaluate(data)
-    for name, value in twin.evaluate(data, return_dict=True, verbose=0).items():
-        np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)
-    if where[1] == 1:  # the model can still be evaluated by Keras, with the same metrics
-        for name, value in model.evaluate(data, return_dict=True, verbose=0).items():
-            np.testing.assert_allclose(logs[name], value, rtol=2e-5, err_msg=name)
+    for one in (twin, loop.step.model):  # Keras can evaluate it too, with the same metrics
+        assert_same_logs(logs, one.evaluate(data, return_dict=True, verbose=0), rtol=2e-5)
 
 
 @pytest.mark.parametrize(

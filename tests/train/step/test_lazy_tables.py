@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from step_helpers import numbers_of, train_by_hand
-from table_helpers import BATCH, SIZE, UNEVEN, WORDS, batches, fitted, net, table, words
+from table_helpers import BATCH, SIZE, UNEVEN, WORDS, batches, fitted, line_on, net, tied, words
 from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -54,7 +54,7 @@ def _state(model: Any, optimizer: Any) -> list[np.ndarray]:
     return [*model.get_weights(), *numbers_of(moments)]
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)], ids=str)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 3)], ids=str)
 def test_as_plain_numpy(where: Any, make_loop: Any, assert_replicas_equal: Any) -> None:
     """The control is how far Keras's own Adam, on dense gradients, is from its arithmetic in float64."""
     x, y = words(UNEVEN)
@@ -86,26 +86,7 @@ def test_small_tables_are_lazy_too(make_loop: Any) -> None:
 # --- refusals
 
 
-class _Tied(L.Layer):
-    def __init__(self, shared: Any) -> None:
-        super().__init__()
-        self.shared = shared
-
-    def call(self, x: Any) -> Any:
-        return keras.ops.matmul(x, keras.ops.transpose(self.shared.embeddings))[:, :1]
-
-
-def _net_of(between: Any = lambda rows: rows, **options: Any) -> Any:
-    x, shared = keras.Input((WORDS,), dtype="int64"), table(**options)
-    return keras.Model(x, L.Dense(1)(between(L.GlobalAveragePooling1D()(shared(x)))))
-
-
-def _tied() -> Any:
-    x, shared = keras.Input((WORDS,), dtype="int64"), table()
-    return keras.Model(x, _Tied(shared)(L.GlobalAveragePooling1D()(shared(x))))
-
-
-@pytest.mark.parametrize("make_net", [_tied, lambda: _net_of(embeddings_regularizer="l2")], ids=["tied", "regularized"])
+@pytest.mark.parametrize("make_net", [tied, line_on(embeddings_regularizer="l2")], ids=["tied", "regularized"])
 def test_tables_that_are_used_otherwise_too_are_refused(make_net: Any, make_loop: Any) -> None:
     loop = make_loop(("mirrored", 2), make_net, _adam, sparse_embeddings="lazy")
     with pytest.raises(StepError, match=r"table/embeddings.* is not by rows"):
@@ -113,13 +94,9 @@ def test_tables_that_are_used_otherwise_too_are_refused(make_net: Any, make_loop
 
 
 def test_synchronized_layers_are_refused(make_loop: Any) -> None:
+    make_net = line_on(lambda: L.BatchNormalization(synchronized=True))
     with pytest.raises(StepError, match=r"'lazy' .*synchronized layers"):
-        make_loop(
-            ("mirrored", 2),
-            lambda: _net_of(L.BatchNormalization(synchronized=True)),
-            _adam,
-            sparse_embeddings="lazy",
-        )
+        make_loop(("mirrored", 2), make_net, _adam, sparse_embeddings="lazy")
 
 
 def test_batches_of_no_known_size_are_refused(make_loop: Any) -> None:

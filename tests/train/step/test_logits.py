@@ -18,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
     ("last", "loss", "cure"),
     [
         (None, "sparse_categorical_crossentropy", r"SparseCategoricalCrossentropy\(from_logits=True\)"),
-        (None, "categorical_crossentropy", r"CategoricalCrossentropy\(from_logits=True\)"),
         (None, keras.losses.BinaryCrossentropy(), r"BinaryCrossentropy\(from_logits=True\)"),
         ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "from_logits=False"),
         ("sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), "from_logits=False"),

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows
 
 pytestmark = pytest.mark.usefixtures("small_tables")
 
@@ -33,7 +32,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_batches_that_look_up_no_row(make_loop: Any, replicas: int) -> None:
     def net() -> Any:
         words, numbers = keras.Input([0], dtype="int32"), keras.Input([2])
@@ -45,7 +44,7 @@ def test_batches_that_look_up_no_row(make_loop: Any, replicas: int) -> None:
     _assert_close(_trained(make_loop, replicas, net, x, "auto", 1), expected)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_small_tables_of_one_width_are_not_joined(make_loop: Any, replicas: int) -> None:
     """Other small weights are; plain SGD leaves rows alone that nothing looks up, so that lazy makes no difference."""
 
@@ -93,14 +92,3 @@ def test_a_share_has_rows_where_the_largest_is_dense(make_loop: Any) -> None:
 def test_a_share_with_more_rows_than_the_largest_is_refused(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"looks up more rows of '.*embeddings' than one with more examples"):
         _trained_by_share(make_loop, 1, "auto", 1)
-
-
-def test_a_small_weight_decay_reaches_rows_that_nothing_looks_up(strategy_of: Any) -> None:
-    """With a learning rate of 1 rounding hides it."""
-    with strategy_of("mirrored", 1).scope():
-        weight = keras.Variable(np.ones([4, 2], "float32"))
-        decaying, plain = keras.optimizers.SGD(100.0, weight_decay=1e-8), keras.optimizers.SGD(100.0)
-        decaying.build([weight])
-        plain.build([weight])
-    assert not ByRows(decaying, 0, 2).leaves_alone()
-    assert ByRows(plain, 0, 2).leaves_alone()
