@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mirrorkit.printing import shown
+
 
 class MirrorkitError(Exception):
     """Base class of all errors that mirrorkit raises itself.
@@ -32,6 +34,14 @@ class MirrorkitError(Exception):
 
     if not TYPE_CHECKING:
         __init__ = Exception.__init__  # by this AutoGraph knows that a message makes another one, and keeps the kind
+
+    def __str__(self) -> str:
+        """Return the message, without the secrets of addresses in it."""
+        return shown(super().__str__())
+
+    def __repr__(self) -> str:
+        """Return the message with the kind; see `__str__`."""
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class ArgumentError(MirrorkitError, ValueError):

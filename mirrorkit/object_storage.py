@@ -11,15 +11,15 @@ import logging
 import os
 import random
 import re
-import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mirrorkit.errors import ArgumentError, FileError, MirrorkitError
+from mirrorkit.printing import shown
+from mirrorkit.within import within
 
 _log = logging.getLogger("mirrorkit")
 
@@ -32,6 +32,8 @@ _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
 _SCHEME = re.compile(r"(?:\w+::)*([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
 _COPY = "Name a local path, and copy what is written there to the address."
 _SILENCE = 120.0  # seconds after which a store counts as one that does not answer
+NOT_REMOVED = "is no longer needed and cannot be removed; allow that too where you allow to write"
+_SLOWEST = 2**18  # bytes in a second of a file that comes or goes
 _FINAL = (MirrorkitError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -62,7 +64,7 @@ def require_local(what: str, path: str | os.PathLike[str], *, schemes: Collectio
 
 
 class ObjectStorage:
-    """The objects in one folder at an address. What the network makes fail is tried again, with growing waits.
+    """The objects in one folder at an address; each call is one of `tried`.
 
     Raises:
         ArgumentError: fsspec, or its package for this kind of address, is not installed, or it knows no such kind.
@@ -99,7 +101,7 @@ class ObjectStorage:
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, or replace it."""
-        self._tried(self._system.pipe_file, self._path(name), content)
+        self._tried(self._system.pipe_file, self._path(name), content, size=len(content))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a new object; return whether there was none of that name.
@@ -117,16 +119,24 @@ class ObjectStorage:
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a file to an object."""
-        self._tried(self._system.put_file, os.fspath(path), self._path(name))
+        self._tried(self._system.put_file, os.fspath(path), self._path(name), size=path.stat().st_size)
 
-    def download(self, name: str, path: Path) -> None:
-        """Copy an object to a file; raise a FileNotFoundError where there is none."""
-        self._tried(self._system.get_file, self._path(name), os.fspath(path))
+    def download(self, name: str, path: Path, size: int) -> None:
+        """Copy an object of about this size to a file; raise a FileNotFoundError where there is none."""
+        self._tried(self._system.get_file, self._path(name), os.fspath(path), size=size)
 
     def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
-        with contextlib.suppress(FileNotFoundError):
+        """Remove an object, if it is there.
+
+        Raises:
+            FileError: that is not allowed.
+        """
+        try:
             self._tried(self._system.rm_file, self._path(name))
+        except FileNotFoundError:
+            return
+        except PermissionError as error:
+            raise FileError(f"{self.address}/{name} {NOT_REMOVED}: {error}") from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -143,44 +153,39 @@ class ObjectStorage:
         return tried(self.address, call, *args, **options)
 
 
-def tried(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Make a call to the store of an address; make it again, with growing waits, where the network lets it fail."""
+def tried(address: str, call: Callable[..., T], *args: Any, size: int = 0, **options: Any) -> T:
+    """Make a call to the store of an address; make it again, with growing waits, where the network lets it fail.
+
+    Args:
+        address: which store that is.
+        call: what to call, with `args` and `options`.
+        size: bytes that come or go.
+
+    Raises:
+        FileError: the store has not answered for two minutes, or much longer than so many bytes take.
+    """
+    seconds = _SILENCE + size / _SLOWEST
     for wait in _WAITS:
         try:
-            return call(*args, **options)
+            return _once(address, seconds, call, *args, **options)
         except _FINAL:
             raise
         except Exception as error:  # which kinds there are is the affair of each package
             _log.info("%s: %s: %s; tried again in %g s.", address, type(error).__name__, error, wait)
         time.sleep(wait * _random.uniform(0.5, 1.5))
-    return call(*args, **options)
+    return _once(address, seconds, call, *args, **options)
 
 
-def answered(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Make a call as `tried` does, of which each time a little data comes back; never wait for a store forever.
-
-    Raises:
-        FileError: the store has not answered for two minutes.
-    """
-    return tried(address, _in_time, address, call, *args, **options)
-
-
-def _in_time(address: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*args, **options))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="mirrorkit-store").start()  # nothing else ends a call that hangs
-    if not wait_for([future], _SILENCE).done:
-        raise FileError(
-            f"{address}: its store has not answered for {_SILENCE:g} s. Check the network, the address and the "
-            "variables that name the store's server, such as AWS_ENDPOINT_URL."
-        )
-    return future.result()
+def _once(address: str, seconds: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Make a call; what it raises loses the secrets that a traceback would print."""
+    try:
+        return within(f"The store of {address}", seconds, call, *args, **options)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        if shown(text) == text:
+            raise
+        kind = next((kind for kind in (*_FINAL, ImportError, ValueError) if isinstance(error, kind)), OSError)
+        raise kind(shown(f"{type(error).__name__}: {error}")) from None
 
 
 def opened(address: str) -> tuple[Any, str]:
@@ -200,11 +205,13 @@ def opened(address: str) -> tuple[Any, str]:
         ) from error
     try:
         made = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}  # object stores have no folders
-        system, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **made)
+        system, root = _once(address, _SILENCE, fsspec.core.url_to_fs, address, use_listings_cache=False, **made)
     except ImportError as error:  # the package for this kind of address; the error names it
         raise ArgumentError(f"{address} cannot be opened: {error}. Install it with pip.") from error
     except ValueError as error:
         raise ArgumentError(f"{address} cannot be opened: {error}.") from error
+    except MirrorkitError:
+        raise
     except Exception as error:
         raise FileError(f"{address} cannot be opened: {type(error).__name__}: {error}.") from error
     return system, root.rstrip("/")

@@ -1,17 +1,20 @@
-"""Whole numbers and switches as arguments: those of Python and NumPy are accepted, what Python takes for one is not."""
+"""Numbers and switches as arguments: those of Python and NumPy are accepted, what Python takes for one is not."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
+import numbers
 import operator
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from mirrorkit.errors import MirrorkitError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST = 2**63 - 1  # int64, in which TensorFlow and NumPy count
 
 
 def is_whole(value: Any, least: float = 1) -> bool:
@@ -25,7 +28,7 @@ def is_whole(value: Any, least: float = 1) -> bool:
 
 
 def whole_number(
-    name: str, value: Any, error: type[MirrorkitError], *, least: int = 1, most: float = math.inf, or_else: str = ""
+    name: str, value: Any, error: type[MirrorkitError], *, least: int = 1, most: int = _MOST, or_else: str = ""
 ) -> int:
     """Return an argument as an int.
 
@@ -37,9 +40,18 @@ def whole_number(
         or_else: what else the argument takes, such as ", or 'auto'".
     """
     if not is_whole(value, least) or value > most:
-        numbers = f"from {least} on" if most == math.inf else f"from {least} to {most}"
-        raise error(f"{name} must be a whole number {numbers}{or_else}, found {value!r}.")
+        is_below = most == _MOST and not is_whole(value, most)
+        limits = f"from {least} on" if is_below else f"from {least} to {most}"
+        raise error(f"{name} must be a whole number {limits}{or_else}, found {value!r}.")
     return int(value)
+
+
+def seconds(name: str, value: Any, error: type[MirrorkitError]) -> float:
+    """Return an argument that is a number of seconds, from 0 on."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < threading.TIMEOUT_MAX:
+        raise error(f"{name} must be a number of seconds from 0 on, found {value!r}.")
+    return float(value)
 
 
 def require_switches(values: Mapping[str, Any], error: type[MirrorkitError]) -> None:

@@ -35,7 +35,7 @@ def test_objects(storage: ObjectStorage, tmp_path: Path) -> None:
     assert storage.paths() == ["one", "two", "within/three"]
     assert ObjectStorage("memory://bucket/folder/one").paths() == [""]
     assert ObjectStorage("memory://bucket/fold").paths() == []
-    storage.download("one", tmp_path / "again")
+    storage.download("one", tmp_path / "again", 3)
     assert (tmp_path / "again").read_bytes() == storage.read("one") == b"one"
     storage.remove("one")
     storage.remove("one")

@@ -18,9 +18,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
-    *("errors", "_types", "supported", "_keras", "private", "processor"),
+    *("printing", "errors", "_types", "supported", "_keras", "private", "processor"),
     *("stop_signals", "subprocesses", "journal", "thread_local"),
-    *("whole", "files", "object_storage", "fetching", "reproducible", "variables"),
+    *("whole", "within", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
     # The upper storey, which looks at a training from outside.

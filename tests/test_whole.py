@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mirrorkit.whole import is_whole
+from mirrorkit.errors import ArgumentError
+from mirrorkit.whole import is_whole, seconds, whole_number
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])
@@ -19,3 +20,18 @@ def test_what_is_none_from_one_on(value):
 def test_the_least_one_can_be_set():
     assert is_whole(0, 0)
     assert not is_whole(-1, 0)
+
+
+def test_no_number_is_larger_than_tensorflow_can_count():
+    assert whole_number("n", np.int64(2**62), ArgumentError) == 2**62
+    with pytest.raises(ArgumentError, match=r"n must be a whole number from 1 on, found 0\."):
+        whole_number("n", 0, ArgumentError)
+    with pytest.raises(ArgumentError, match=r"n must be a whole number from 1 to 9223372036854775807, found 10{30}\."):
+        whole_number("n", 10**30, ArgumentError)
+
+
+def test_seconds():
+    assert [seconds("wait", value, ArgumentError) for value in (0, 2.5, np.float32(1))] == [0.0, 2.5, 1.0]
+    for value in (-1, float("nan"), float("inf"), 10**30, "5", None, True):
+        with pytest.raises(ArgumentError, match="wait must be a number of seconds from 0 on, found"):
+            seconds("wait", value, ArgumentError)

@@ -41,7 +41,7 @@ def wait_for_all(
     *,
     timeout: float,
     must_agree: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> None:
     """Wait until every chief and worker has called this, and check that all describe the same cluster.
 
@@ -53,7 +53,7 @@ def wait_for_all(
     if len(tasks) < 2:
         return
     hello = json.loads(json.dumps({"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}))
-    token = job_token(environ)
+    token = job_token(os.environ if environ is None else environ)
     if cluster.task == tasks[0]:
         _Host(cluster, tasks[1:], hello, token, timeout).wait()
     else:

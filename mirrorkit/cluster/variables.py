@@ -19,7 +19,7 @@ def number(environ: Mapping[str, str], name: str, default: int | None = None) ->
     return int(text)
 
 
-def job_token(environ: Mapping[str, str] = os.environ) -> bytes | None:
+def job_token(environ: Mapping[str, str]) -> bytes | None:
     """Return the secret that all tasks of a job share; None where the variable is not set."""
     if JOB_TOKEN not in environ:
         return None

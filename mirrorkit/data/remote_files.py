@@ -23,7 +23,7 @@ from mirrorkit import object_storage
 from mirrorkit.data import filecache
 from mirrorkit.data.disk import file_errors, reason
 from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
-from mirrorkit.object_storage import answered, is_address, tried
+from mirrorkit.object_storage import is_address, tried
 
 T = TypeVar("T")
 
@@ -83,16 +83,13 @@ def matching(pattern: str) -> list[RemoteFile]:
     Raises:
         FileError: a store that denies it, or does not answer.
     """
-    system, path = _opened(pattern)
-    with store_errors(pattern):
-        try:
-            entry = answered(pattern, system.info, path)
-        except FileNotFoundError:
-            entry = {}
-        if entry.get("type") == "file":
-            return [_file(pattern, entry)]
-        found = answered(pattern, system.glob, path, detail=True)
-    return _files(pattern, path, found)
+    try:
+        entry = _asked(pattern, "info")
+    except DataError:
+        entry = {}
+    if entry.get("type") == "file":
+        return [_file(pattern, entry)]
+    return _files(pattern, _asked(pattern, "glob", detail=True))
 
 
 def within(folder: str) -> list[RemoteFile]:
@@ -101,10 +98,8 @@ def within(folder: str) -> list[RemoteFile]:
     Raises:
         FileError: a store that denies it, or does not answer.
     """
-    system, path = _opened(folder)
-    with store_errors(folder):
-        found = answered(folder, system.find, path, detail=True)
-    return [file for file in _files(folder, path, found) if file.startswith(folder.rstrip("/") + "/")]
+    found = _files(folder, _asked(folder, "find", detail=True))
+    return [file for file in found if file.startswith(folder.rstrip("/") + "/")]
 
 
 def listed(folder: str) -> list[RemoteFile]:
@@ -113,14 +108,13 @@ def listed(folder: str) -> list[RemoteFile]:
     Raises:
         FileError: a store that denies it, or does not answer.
     """
-    system, path = _opened(folder)
-    with store_errors(folder):
-        try:
-            found = answered(folder, system.ls, path, detail=True)
-        except FileNotFoundError:
-            return []
-    own = [entry for entry in found if posixpath.dirname(entry["name"]).strip("/") == path.strip("/")]
-    return _files(folder, path, {entry["name"]: entry for entry in own})
+    try:
+        found = _asked(folder, "ls", detail=True)
+    except DataError:
+        return []
+    path = _opened(folder)[1].strip("/")
+    own = [entry for entry in found if posixpath.dirname(entry["name"]).strip("/") == path]
+    return _files(folder, {entry["name"]: entry for entry in own})
 
 
 def described(addresses: Sequence[str]) -> list[RemoteFile]:
@@ -133,12 +127,7 @@ def described(addresses: Sequence[str]) -> list[RemoteFile]:
     if not all(map(is_address, addresses)):
         raise DataError("Files at addresses and files on this machine were given together. Give one kind.")
 
-    def file(address: str) -> RemoteFile:
-        system, path = _opened(address)
-        with store_errors(address):
-            return _file(address, answered(address, system.info, path))
-
-    return list(in_parallel(file, addresses))
+    return list(in_parallel(lambda address: _file(address, _asked(address, "info")), addresses))
 
 
 def in_parallel(call: Callable[[Any], T], files: Iterable[Any]) -> tuple[T, ...]:
@@ -163,9 +152,9 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     with store_errors(file):
         try:
             if file.startswith(filecache.PREFIX):
-                content, copy = tried(file, filecache.read, system, path, file.size, first, end)
+                content, copy = tried(file, filecache.read, system, path, file.size, first, end, size=file.size)
             else:
-                content = bytes(answered(file, system.cat_file, path, start=first, end=end))
+                content = bytes(tried(file, system.cat_file, path, start=first, end=end))
         except (FileNotFoundError, MirrorkitError):
             raise
         except Exception:  # perhaps since it is shorter now
@@ -199,9 +188,7 @@ def require_unchanged(file: RemoteFile) -> None:
         DataError: it is not there any more, or was replaced.
         FileError: a store that denies it, or does not answer.
     """
-    system, path = _opened(file)
-    with store_errors(file):
-        entry = answered(file, system.info, path)
+    entry = _asked(file, "info")
     name = file.mark.partition("=")[0]
     found, mark = entry.get("size"), _mark(name, entry.get(name))
     if found != file.size or (mark and mark != file.mark):
@@ -307,6 +294,13 @@ def store_errors(address: str) -> Iterator[None]:
         ) from error
 
 
+def _asked(address: str, what: str, **options: Any) -> Any:
+    """Return what a method of its file system says of an address."""
+    system, path = _opened(address)
+    with store_errors(address):
+        return tried(address, getattr(system, what), path, **options)
+
+
 @functools.lru_cache(1024)
 def _opened(address: str) -> tuple[Any, str]:
     """The file system of an address without its cache, and the path in it."""
@@ -318,9 +312,9 @@ def _opened(address: str) -> tuple[Any, str]:
     return object_storage.opened(target)
 
 
-def _files(given: str, path: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
-    """The files among entries by path, with addresses that begin as the given one, whose path is `path`."""
-    begin = given.rstrip("/").removesuffix(path)
+def _files(given: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
+    """The files among entries by path, with addresses that begin as the given one."""
+    begin = given.rstrip("/").removesuffix(_opened(given)[1])
     entries = [entry for entry in found.values() if entry["type"] == "file" and not entry["name"].endswith("/")]
     return sorted(_file(begin + entry["name"], entry) for entry in entries)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mirrorkit import stop_signals
 from mirrorkit.doctor.finding import Finding
+from mirrorkit.printing import shown
 
 _SIGNS = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
 _INDENT = " " * 24
@@ -55,11 +56,11 @@ def _examine(options: argparse.Namespace) -> int:
     for finding in findings(options):
         found.append(finding)
         if not options.json:
-            print(_in_lines(finding), flush=True)
+            print(shown(_in_lines(finding)), flush=True)
     by_status = Counter(finding.status for finding in found)
     failures = by_status["failure"]
     if options.json:
-        print(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found]}))
+        print(shown(json.dumps({"ok": not failures, "findings": [asdict(f) for f in found]})))
     else:
         print(f"{len(found)} checks: {failures} failed, {by_status['warning']} with a warning")
     return 1 if failures else 0

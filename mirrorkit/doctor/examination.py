@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mirrorkit.doctor import network, probe, storage, versions
 from mirrorkit.doctor.finding import Finding, guarded
 
 
-def findings(asked: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def findings(asked: argparse.Namespace) -> Iterator[Finding]:
     """Run all checks for the options of the command, and give each finding as it comes."""
     yield from guarded("versions", versions.packages)
-    cluster, described = network.described(environ)
+    cluster, described = network.described(os.environ)
     yield from described
     if cluster is not None:
         yield from guarded("network", lambda: network.findings(cluster, start_timeout=asked.start_timeout))
-    data = asked.data or environ.get("MIRRORKIT_DATA")
+    data = asked.data or os.environ.get("MIRRORKIT_DATA")
     if data:
         yield from guarded("data", lambda: storage.data(data), seconds=storage.SECONDS)
     if asked.checkpoints:

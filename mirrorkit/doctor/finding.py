@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mirrorkit.errors import MirrorkitError
+from mirrorkit.errors import FileError, MirrorkitError
+from mirrorkit.within import within
 
 Status = Literal["ok", "warning", "failure"]
 
@@ -45,10 +45,8 @@ def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float
             cure = "The doctor did not expect this: fix what the error names, and report it if that does not help."
             found.append(Finding(name, "failure", f"the check ended with {type(error).__name__}: {error}", cure))
 
-    thread = threading.Thread(target=run, daemon=True)  # a network file system may never answer
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        cure = "What the check asks does not answer. Is it a network file system?"
-        return [*found, Finding(name, "failure", f"the check did not end within {seconds:g} s", cure)]
+    try:
+        within(f"The check of {name}", seconds, run)
+    except FileError as error:
+        return [*found, of_message(name, "failure", str(error))]
     return found

@@ -125,7 +125,8 @@ def launch(
     _warn_of_servers()
 
     def environments(width: int) -> dict[str, dict[str, str]]:
-        return layout.environments(layout.clusters(width, ps=ps, chief=chief), devices_per_worker=devices_per_worker)
+        tasks = layout.clusters(width, ps=ps, chief=chief)
+        return layout.environments(tasks, environ=os.environ, devices_per_worker=devices_per_worker)
 
     return _run(job, ThisMachine(command, environments, job.events, job.most, slots))
 

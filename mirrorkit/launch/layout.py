@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ def tasks(whole: Cluster) -> dict[str, Cluster]:
     }
 
 
-def variables(tasks: Mapping[str, Cluster], environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+def variables(tasks: Mapping[str, Cluster], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the environment variables that say to each task which one it is, and the token of the job.
 
     The token is that of `environ`, or a new one.
@@ -48,7 +47,7 @@ def variables(tasks: Mapping[str, Cluster], environ: Mapping[str, str] = os.envi
 
 
 def environments(
-    tasks: Mapping[str, Cluster], *, devices_per_worker: str | None = None, environ: Mapping[str, str] = os.environ
+    tasks: Mapping[str, Cluster], *, environ: Mapping[str, str], devices_per_worker: str | None = None
 ) -> dict[str, dict[str, str]]:
     """Return the environment variables of each task: `environ`, its `variables`, its part of the GPUs and of the cores.
 

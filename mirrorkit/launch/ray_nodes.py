@@ -230,7 +230,7 @@ class RayNodes:
         own = {"TF_NUM_INTRAOP_THREADS": str(self._share.cpus)}
         if not self._share.gpus:  # otherwise Ray sets it for the actor
             own["CUDA_VISIBLE_DEVICES"] = "-1"
-        return {name: {**given, **own} for name, given in layout.variables(tasks).items()}
+        return {name: {**given, **own} for name, given in layout.variables(tasks, os.environ).items()}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> RayProcess:
         """See `job.Placement`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from mirrorkit.strategy import multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.kinds import class_name
 from mirrorkit.strategy.workers import num_workers, replica_devices
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_switches, seconds
 
 _log = logging.getLogger("mirrorkit")
 
@@ -71,6 +72,7 @@ def create(
     if kind not in _BUILDERS:
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
     require_own_process("mk.strategy.create")
+    seconds("start_timeout", start_timeout, StrategyError)
     found = _cluster.detect() if cluster is None else cluster
     strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
     _log.info("%s: %s", describe(strategy), why)
@@ -127,7 +129,7 @@ def _auto(asked: _Request) -> _Built:
     if asked.servers or asked.workers > 1:
         chosen = "parameter_server" if asked.servers else "multi_worker"
         return _BUILDERS[chosen](asked)
-    if asked.devices is None and tpu.find():
+    if asked.devices is None and tpu.find(os.environ):
         return _tpu(asked)
     return _on_this_machine(asked)
 

@@ -30,7 +30,7 @@ tf.tpu.experimental.initialize_tpu_system(resolver)
 """
 
 
-def find(environ: Mapping[str, str] = os.environ) -> str | None:
+def find(environ: Mapping[str, str]) -> str | None:
     """Return where the environment says a TPU is, or None; nothing is contacted.
 
     $TPU_NAME (a name, an address, or "local"), $KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, or "local" where this machine has
@@ -45,9 +45,9 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
 
 def build(where: str | None, *, start_timeout: float) -> tuple[tf.distribute.Strategy, str]:
     """Return a TPUStrategy on the TPU at `where`: a name, an address "host:port" (with or without "grpc://"), "local",
-    or None for `find()`.
+    or None for `find`.
     """
-    place = where or find()
+    place = where or find(os.environ)
     if place is None:
         raise DeviceError(
             "'tpu' was asked for, but none was found: neither TPU_NAME nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS is set, and "

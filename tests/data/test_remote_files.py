@@ -134,7 +134,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
         }.items():
             monkeypatch.setenv(name, value)
         for make in (data.records, data.parquet):
-            with pytest.raises(FileError, match=r"s3://silent/set: .* 0\.5 s"):
+            with pytest.raises(FileError, match=r"The store of s3://silent/set has .* 0\.5 s"):
                 make("s3://silent/set", global_batch_size=1)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from mirrorkit._types import Json
 from mirrorkit.data import crc32
-from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.errors import CheckpointError, FileError, MirrorkitError
 from mirrorkit.files import is_running, this_process
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import file as checkpoint_file
@@ -58,15 +58,17 @@ class Bucket(Place):
             path = Path(folder, name).with_suffix(".npz")
             try:
                 manifest = json.loads(self._storage.read(name))
-                self._storage.download(manifest["object"], path)
+                self._storage.download(manifest["object"], path, manifest["size"])
                 if _described(path) != (manifest["size"], manifest["crc32"]):
                     raise ValueError("the object is not the one that its manifest describes")
             except FileNotFoundError as error:
                 raise DamagedError(f"{found}: an object is missing: {error}") from error
-            except PermissionError as error:
-                raise FileError(f"{found} may be whole, but cannot be read: {error}") from error
-            except (ValueError, KeyError) as error:
+            except MirrorkitError:
+                raise
+            except (ValueError, KeyError, TypeError) as error:
                 raise DamagedError(f"{found} cannot be read: {type(error).__name__}: {error}") from error
+            except Exception as error:  # which kinds there are is the affair of each package
+                raise FileError(f"{found} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
             try:
                 return checkpoint_file.read(path, wanted)
             except CheckpointError as error:
@@ -80,7 +82,7 @@ class Bucket(Place):
             for name in self._names():
                 if _OBJECT.fullmatch(name) and name not in kept:
                     self._storage.remove(name)
-        except CheckpointError:
+        except MirrorkitError:
             raise
         except Exception as error:
             raise FileError(
