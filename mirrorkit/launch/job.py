@@ -19,13 +19,14 @@ from mirrorkit.launch.called import RESULT
 from mirrorkit.launch.output import say, tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.progress import Progress
-from mirrorkit.whole import is_whole, whole_number
+from mirrorkit.whole import is_whole, seconds, whole_number
 
 ROOM = "room"  # the event that there is room for another number of workers
 _LOOK = getattr(signal, "SIGHUP", None)
 
 # After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
+_MOST_WORKERS = 10_000
 _LONGEST_WAIT = 1.0  # seconds; a signal that comes just before a wait begins has its handler run after that wait
 
 
@@ -105,16 +106,15 @@ class Job:
         if not stop_signals.can_catch():
             raise ArgumentError("launch must be called from the main thread: only that one can pass signals on.")
         pair = self.workers if isinstance(self.workers, tuple) else (self.workers, self.workers)
-        if not (len(pair) == 2 and all(map(is_whole, pair)) and pair[0] <= pair[1]):
+        if not (len(pair) == 2 and all(map(is_whole, pair)) and pair[0] <= pair[1] <= _MOST_WORKERS):
             raise JobError(
-                "workers must be a whole number from 1 on, or a minimum and a maximum, such as (1, 4); found "
-                f"{self.workers!r}."
+                f"workers must be a whole number from 1 to {_MOST_WORKERS}, or a minimum and a maximum such as (1, 4); "
+                f"found {self.workers!r}."
             )
         self.least, self.most = map(int, pair)
         whole_number("max_restarts", self.max_restarts, JobError, least=0)
         for name, value in {"wait": self.wait, "grace": self.grace}.items():
-            if not 0 <= value < math.inf:
-                raise JobError(f"{name} must be a number of seconds from 0 on, found {value!r}.")
+            seconds(name, value, JobError)
         self.may_change = self.least < self.most
         self.events: queue.SimpleQueue = queue.SimpleQueue()
         self.interrupted = 0

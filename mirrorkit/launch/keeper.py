@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -34,14 +35,19 @@ def main() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     script = subprocess.Popen(command, preexec_fn=end_with_the_keeper)  # no threads yet
-    threading.Thread(target=_watch, args=(int(lifeline), folder), daemon=True).start()
+    watching = threading.Thread(target=_watch, args=(int(lifeline), folder, script), daemon=True)
+    watching.start()
     code = script.wait()
+    if select.select([int(lifeline)], [], [], 0)[0]:  # it may have exited since nobody reads what it prints
+        watching.join()
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _watch(lifeline: int, folder: str) -> None:
-    with contextlib.suppress(OSError):
+def _watch(lifeline: int, folder: str, script: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         os.read(lifeline, 1)
+        script.kill()
+        script.wait(5)  # or it might put a new file into the folder
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # this process too
 

@@ -19,13 +19,14 @@ from mirrorkit.journal import JOURNAL
 Tell = Callable[[str, Any], None]  # is given what has happened, and a line or an exit code
 CALL = "MIRRORKIT_CALL"  # the environment variable with the path to which the task of a function writes its result
 _KEEPER = Path(__file__).with_name("keeper.py")
+_LONGEST_LINE = 2**16  # bytes; a longer line is printed as several
 
 
 class Process:
-    """A script that runs until it exits or is ended.
+    """A script, or another command, that runs until it exits or is ended.
 
     Args:
-        command: Python's arguments.
+        command: the program and its arguments.
         environment: its variables. JOURNAL and CALL become the path of a named pipe where they are "".
         tell: is given, in threads, ("out", line) and ("err", line) that it prints, ("note", line) that it writes into
             the pipe, and last ("exit", exit code): 128 + n where signal n killed it.
@@ -52,7 +53,7 @@ class Process:
         lifeline, *self._open = os.pipe()
         try:
             self._process = subprocesses.start(
-                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), self._own, sys.executable, *command],
+                [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), self._own, *command],
                 environment={**environment, **dict.fromkeys(named, pipe)},
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -77,6 +78,10 @@ class Process:
         """Send a signal to the script and all that it started."""
         subprocesses.send(self._process, number)
 
+    def wait(self, seconds: float) -> None:
+        """Wait until the script has exited, at most so long."""
+        self._waiter.join(seconds)
+
     def end(self) -> None:
         """Kill the script and wait until it has exited."""
         self.send(signal.SIGKILL)
@@ -95,8 +100,9 @@ class Process:
         self._tell("exit", code if code >= 0 else 128 - code)
 
     def _read(self, kind: str, stream: IO[bytes]) -> None:
+        longest = -1 if kind == "note" else _LONGEST_LINE
         with stream:
-            for line in stream:
+            while line := stream.readline(longest):
                 with self._telling:
                     if self._has_ended:
                         break

@@ -1,4 +1,7 @@
-"""When the attempts of a job went on, from which step, and how long each phase before took."""
+"""When the attempts of a job went on, from which step, and how long each phase before took.
+
+The times are those of this process, at which it reads a line: clocks of other machines differ, and may be set.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ class Progress:
 
     def noticed(self) -> None:
         """Take note that the attempt is to end: now this was noticed."""
-        now = time.time()
+        now = time.monotonic()
         self._times, self._reached = [self._time or now, now], self._steps
 
     def stopped(self) -> None:
         """Take note that all of its tasks have ended."""
-        self._times.append(time.time())
+        self._times.append(time.monotonic())
 
     def take(self, text: str) -> None:
         """Take a line of the journal.
@@ -46,17 +49,17 @@ class Progress:
         Raises:
             JobError: the training starts from the beginning, though it had saved a checkpoint.
         """
-        line = parsed(text)
+        line, now = parsed(text), time.monotonic()
         if line is None:
             return
         if line.what == SAVED:
             self.saved = max(self.saved, line.steps)
         elif line.what != BEGAN:
-            self._time, self._steps = line.time, line.steps
+            self._time, self._steps = now, line.steps
         self.has_made_steps |= line.what == STEPS
         if line.what != _ENDS.get(len(self._times)):
             return
-        self._times.append(line.time)
+        self._times.append(now)
         if line.what == RESTORED:
             self._restored = line.steps
             if self.saved and not line.steps:

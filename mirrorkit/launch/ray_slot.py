@@ -56,7 +56,7 @@ class Slot:
         with tempfile.TemporaryFile() as stdin:
             stdin.write(call or b"")
             stdin.seek(0)
-            self._process = Process(command, given, self._tell, where, stdin)
+            self._process = Process([sys.executable, *command], given, self._tell, where, stdin)
 
     def send(self, number: int, started: None) -> None:
         """Send a signal to the task; `started` is what `start` returned, without which Ray does not call this."""

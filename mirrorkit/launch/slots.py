@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
+from typing import Any
 
 from mirrorkit.errors import JobError
+from mirrorkit.launch.process import Process
 
 _LONGEST = 30.0  # seconds of a command
 _DIGITS = 9
@@ -24,13 +25,25 @@ def count(source: str) -> int:
         if is_file and not os.access(path, os.X_OK):
             text = path.read_text()
         else:
-            command = str(path.absolute()) if is_file else source
-            text = subprocess.check_output(
-                command, shell=not is_file, stdin=subprocess.DEVNULL, text=True, timeout=_LONGEST
-            )
-    except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
+            text = _last_line([str(path.absolute())] if is_file else ["/bin/sh", "-c", source])
+    except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"slots={source!r} gave no number of workers: {error}.") from error
     last = text.strip().rpartition("\n")[2].strip()
     if not last.isdecimal() or len(last) > _DIGITS:
         raise JobError(f"slots={source!r} must give a number of workers in its last line, found {last[:50]!r}.")
     return int(last)
+
+
+def _last_line(command: list[str]) -> str:
+    """Return the last line that a command prints; all that it has started ends with it."""
+    told: dict[str, Any] = {"exit": None, "out": "", "err": ""}
+    process = Process(
+        command, os.environ, lambda kind, value: told.update({kind: told[kind] if value == "" else value})
+    )
+    process.wait(_LONGEST)
+    code = told["exit"]
+    process.end()
+    if code != 0:
+        how = f"has not ended within {_LONGEST:g} s" if code is None else f"exit status {code}"
+        raise OSError(f"{how} {told['err']}")
+    return str(told["out"])

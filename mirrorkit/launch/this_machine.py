@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -70,7 +71,7 @@ class ThisMachine:
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Process:
         """See `job.Placement`."""
-        return Process(self._command, environment, tell)
+        return Process([sys.executable, *self._command], environment, tell)
 
     def close(self) -> None:
         """See `job.Placement`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -286,3 +287,10 @@ def test_a_training_that_has_saved_and_begins_anew_is_refused() -> None:
     assert _run((1, 2), _begins(0, saves=True), _begins(8, saves=True)) == (0, [2, 1])
     with pytest.raises(JobError, match="Step 8 was saved"):
         _run((1, 2), _begins(0, saves=True), _begins(0, saves=True))
+
+
+def test_times_are_those_of_the_launchers_clock(capsys: Any) -> None:
+    """Those in the notes of tasks are of another machine, or of before a clock was set."""
+    assert _run((1, 2), _begins(0, saves=False), _begins(8, saves=False)) == (0, [2, 1])
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "from step" in line]
+    assert re.search(r"on, 0\.\d s after the last step \((\w[a-z ]+ 0\.\d(, |\))){5}", said), said

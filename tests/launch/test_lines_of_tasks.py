@@ -22,6 +22,18 @@ def test_a_job_goes_on_when_nobody_reads_its_lines_any_more(script, started, tmp
     assert (tmp_path / "done").exists()
 
 
+def test_a_line_without_end_is_printed_in_parts(script, started):
+    code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)\nprint(flush=True)"
+    process = started("--workers", 1, script(code))
+    lines = 0
+    for line in process.stdout:
+        assert line.startswith("worker 0 | ")
+        assert len(line) < 2**17, "the launcher would hold all of it"
+        lines += 1
+    assert lines >= 1024
+    assert process.wait(20) == 0, process.stderr.read()
+
+
 @pytest.mark.slow
 def test_the_launcher_exits_while_processes_that_it_cannot_end_print(script, started):
     floods = "import subprocess, sys\nlines = 'while True: print(200 * chr(65))'\n"

@@ -176,15 +176,33 @@ def test_what_is_refused(options: dict[str, Any], text: str, script: Any) -> Non
         launch(script("pass"), **options)
 
 
-def test_no_temporary_file_is_left(script: Any, started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+# The second ends by itself when nobody reads what it prints, the third at the launcher's end at the latest.
+LIVES = {
+    "sleeps": "time.sleep(300)",
+    "prints": "while True: print('x', flush=True)",
+    "writes the journal": "while True: journal.write(os.environ['MIRRORKIT_JOURNAL'], 'steps', 1)",
+}
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_nothing_is_left_of_a_job_whose_launcher_is_killed(
+    life: str, script: Any, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(Path("temporary").absolute()))
-    process = started("--workers", "1:2", script("import time; print('here', flush=True); time.sleep(300)"))
-    assert {process.stdout.readline() for _ in range(2)} == {"worker 0 | here\n", "worker 1 | here\n"}
+    beats = "import sys, time\nwhile True: open(f'beats-{sys.argv[1]}', 'a').write('x'); time.sleep(0.02)"
+    begin = "import os, subprocess, sys, time\nfrom mirrorkit import journal\n"
+    begin += f"subprocess.Popen([sys.executable, '-c', {beats!r}, str(os.getpid())])\nprint('here', flush=True)\n"
+    process = started("--workers", "1:2", script(begin + LIVES[life]))
+    while len(list(Path().glob("beats-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
     assert len(os.listdir("temporary")) == 2  # a folder with the pipe of each
     process.kill()
     process.communicate(timeout=30)
     deadline = time.monotonic() + 20
-    while os.listdir("temporary"):
-        assert time.monotonic() < deadline, os.listdir("temporary")
-        time.sleep(0.05)
+    while left := [*os.listdir("temporary"), *(str(path) for path in Path().glob("beats-*"))]:
+        assert time.monotonic() < deadline, left
+        for path in Path().glob("beats-*"):
+            path.unlink()  # and it comes again where the process lives
+        time.sleep(0.2)
