@@ -44,8 +44,9 @@ class Checkpoints(LoopCallback):
     or infinite, the newest checkpoint is from before, even if `keras.callbacks.TerminateOnNaN` ends the training.
 
     The state of a callback with `get_state()` and `set_state(state)` may be None, numbers, strings, NumPy arrays, and
-    lists, tuples and dicts of them; None means no state. For any other callback, attributes with such values are saved
-    if they have changed since its `on_train_begin`. They are restored after `on_train_begin`.
+    lists, tuples and dicts of them; None means no state. Of Keras's own callbacks, the counts and best values are
+    saved. No other attribute is: a callback without `get_state` whose attributes have changed is named in a warning.
+    States are restored after `on_train_begin`.
 
     A folder belongs to one run at a time. While a run is alive on this machine, another one with the same folder is
     refused. If they run on different machines, the later one takes the folder over, and the earlier one stops at its

@@ -26,6 +26,7 @@ import tensorflow as tf
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.files import open_regular
+from mirrorkit.object_storage import NOT_REMOVED
 from mirrorkit.train.checkpoints.callback_states import read_states
 from mirrorkit.train.checkpoints.owner import Owner
 from mirrorkit.train.checkpoints.position import Position
@@ -33,6 +34,7 @@ from mirrorkit.train.checkpoints.variables import require_same
 
 _FORMAT = 2
 _NAME = re.compile(r"step-(\d{10,})\.npz")
+_OF_THE_FILE = (None, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP)  # gone, or no file
 _UNFINISHED = re.compile(r"step-\d{10,}\.npz(\.[0-9a-f]+)?\.tmp")
 
 
@@ -93,7 +95,7 @@ def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[n
     Raises:
         DamagedError: empty, cut off, changed, or no checkpoint at all.
         CheckpointError: written by a newer version, of other variables than `wanted`, or there is not enough memory.
-        FileError: there is no permission to read it.
+        FileError: there is no permission to read it, or the disk or the network fails.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -110,11 +112,11 @@ def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[n
             return about, values[: len(variables)]
     except CheckpointError as error:
         raise CheckpointError(f"{error}" if str(path) in str(error) else f"{path}: {error}") from error
-    except PermissionError as error:
-        raise FileError(f"{path} may be whole, but cannot be read: {error}") from error
     except MemoryError as error:
         raise CheckpointError(f"{path} may be whole, but does not fit into memory: {error}") from error
     except Exception as error:  # what a changed byte leads to is zipfile's, json's and NumPy's own affair
+        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+            raise FileError(f"{path} may be whole, but cannot be read: {error}") from error
         raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -133,7 +135,10 @@ def keep_newest(path: Path, keep: int) -> None:
     """
     older = [file for file in find(path.parent) if steps_of(file.name) < steps_of(path.name)]
     for file in older[keep - 1 :]:
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"{file} {NOT_REMOVED}: {error}") from error
 
 
 def steps_of(name: str) -> int:

@@ -91,4 +91,5 @@ def log_taken_over(place: str, before: dict[str, Json]) -> None:
 def named(process: dict[str, Json]) -> str:
     """Say which process that is."""
     what = "this process" if process.get("pid") == os.getpid() else f"process {process.get('pid')}"
-    return f"{what} on {process.get('host')}, started at {process.get('since')}"
+    found = f"{what} on {process.get('host')}, started at {process.get('since')}"
+    return ascii(found)[1:-1]  # in one line, whoever wrote the file

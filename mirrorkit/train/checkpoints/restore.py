@@ -34,11 +34,12 @@ class Restored:
     states: Sequence[State] | None
 
 
-def restore_newest(folder: str | os.PathLike[str], step: object) -> Restored:
+def restore_newest(folder: str | os.PathLike[str], step: object, *, looks: int = 100) -> Restored:
     """Write the newest whole checkpoint of a folder into a step's variables; return what else it holds.
 
     A damaged one is named in a warning, and the one before it taken. A step that does not train takes the variables of
-    its model out of a checkpoint of the training.
+    its model out of a checkpoint of the training. Where a run that saves has removed what was seen, it looks again, at
+    most so many times.
 
     Raises:
         CheckpointError: there is none, none is whole, or it is of another model; then no variable was written.
@@ -73,6 +74,8 @@ def restore_newest(folder: str | os.PathLike[str], step: object) -> Restored:
         position = Position.from_json(about["position"])
         _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
         return Restored(position, about.get("callbacks"))
+    if looks and place.find() != files:
+        return restore_newest(folder, step, looks=looks - 1)
     raise CheckpointError(
         f"No checkpoint in {place.name} is whole: {'; '.join(damaged)}. To start over, use another folder or move "
         "these files away."

@@ -9,7 +9,7 @@ import numpy as np
 
 from mirrorkit import journal
 from mirrorkit._types import Json
-from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.errors import CheckpointError, FileError, MirrorkitError
 from mirrorkit.train.checkpoints.place import Place
 
 
@@ -49,7 +49,7 @@ class Writer:
             self._place.write(steps, values, about)
             journal.saved(steps)
             self._place.keep_newest(steps, self._keep)
-        except CheckpointError:
+        except MirrorkitError:
             raise
         except Exception as error:
             if isinstance(error, FileNotFoundError):  # another run's start removed it, or somebody the folder

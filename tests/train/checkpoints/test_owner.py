@@ -172,3 +172,17 @@ def test_a_planted_owner_is_replaced_and_never_followed(kind: str, tmp_path: Pat
     assert victim.read_text() == "precious"
     assert not any(path.is_symlink() for path in folder.glob("step*"))
     assert names(folder) == [".writable", *saved_at(5, 10)]
+
+
+def test_a_forged_file_writes_no_lines_of_its_own(fresh: Any, recipe: Any, tmp_path: Path, caplog: Any) -> None:
+    forged = "node\n2026-11-28 ERROR root: all disks are lost\r\x1b[2J"
+    owned_by(tmp_path, kernel="another", host=forged, since=forged, pid=forged)
+    saving = mk.train.Checkpoints(tmp_path)
+    saving._place.take()
+    assert "taken over from process node\\n2026-11-28 ERROR" in caplog.text
+    (message,) = [text for text in caplog.messages if "taken over" in text]
+    assert message.isprintable()
+    owned_by(tmp_path, host=forged)
+    with pytest.raises(CheckpointError, match="taken it over") as caught:
+        saving._place.require()
+    assert str(caught.value).isprintable()

@@ -1,0 +1,171 @@
+"""Checkpoints beside a run that saves, and in stores that fail: what is whole is found, and errors say what failed."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_helpers import names, saved_at
+
+import mirrorkit as mk
+from mirrorkit import object_storage
+from mirrorkit.errors import CheckpointError, FileError
+from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints import restore as restoring
+from mirrorkit.train.checkpoints.bucket import Bucket
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+ADDRESS = "memory://bucket/run"
+
+
+@pytest.fixture
+def system(monkeypatch: Any) -> Iterator[Any]:
+    """The class of a store in memory, empty at the beginning; what fails there is not tried for long."""
+    monkeypatch.setattr(object_storage, "_WAITS", (0.0,))
+    made = fsspec.filesystem("memory")
+    made.store.clear()
+    yield type(made)
+    made.store.clear()
+
+
+def save(loop: Any, data: Any, folder: Any, *, epochs: int = 1, keep: int = 3) -> None:
+    loop.fit(data, epochs=epochs, callbacks=[mk.train.Checkpoints(folder, keep=keep)], verbose=0)
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_restore_beside_a_run_that_keeps_one(
+    where: str, fresh: Any, recipe: Any, system: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    folder = tmp_path if where == "folder" else ADDRESS
+    place = restoring.place_of(restoring.folder_of(folder))
+    seen = []
+    for epochs in (1, 2, 3):
+        save(fresh, recipe, folder, epochs=epochs, keep=1)
+        seen.append(place.find())
+    looks, find = iter(seen[:2]), type(place).find
+    monkeypatch.setattr(type(place), "find", lambda self: next(looks, None) or find(self))
+    assert fresh.restore(folder).steps == 15, "the first two were removed between the look and the reading"
+    if where == "folder":
+        (tmp_path / saved_at(15)[0]).write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"No checkpoint .*step-0000000015\.npz cannot be read: .*move"):
+            fresh.restore(folder)
+
+
+def test_one_that_is_damaged_is_not_read_for_ever(fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    save(fresh, recipe, tmp_path)
+    numbers = iter(range(10, 10**6))
+
+    def replaced(folder: Path) -> list[Path]:
+        return [folder / saved_at(next(numbers))[0]]
+
+    monkeypatch.setattr(checkpoint_file, "find", replaced)
+    with pytest.raises(CheckpointError, match="No checkpoint"):
+        fresh.restore(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["cat_file", "get_file"])
+def test_a_network_that_fails_after_the_listing(
+    call: str, fresh: Any, recipe: Any, system: Any, monkeypatch: Any
+) -> None:
+    save(fresh, recipe, ADDRESS)
+
+    def fails(*args: Any, **options: Any) -> None:
+        raise ConnectionError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, call, fails)
+        with pytest.raises(FileError, match=r"step-0000000005\.json may be whole, .*ConnectionError: the network"):
+            fresh.restore(ADDRESS)
+    assert fresh.restore(ADDRESS).steps == 5
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_disk_that_fails_after_the_listing(
+    code: int, fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    save(fresh, recipe, tmp_path, epochs=2)
+
+    def fails(path: Path) -> None:
+        raise OSError(code, "the server is away")
+
+    monkeypatch.setattr(checkpoint_file, "open_regular", fails)
+    with pytest.raises(FileError, match=r"step-0000000010\.npz may be whole, but cannot be read: .*away"):
+        fresh.restore(tmp_path)  # and not an older one
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_checkpoints_that_may_be_written_and_not_removed(
+    where: str, fresh: Any, recipe: Any, system: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def denied(*args: Any, **options: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    if where == "folder":
+        monkeypatch.setattr(Path, "unlink", lambda path, **_: denied() if path.suffix == ".npz" else None)
+    else:
+        monkeypatch.setattr(system, "rm_file", denied)
+    folder = tmp_path if where == "folder" else ADDRESS
+    with pytest.raises(FileError, match=r"step-0000000005\.\w+ is .* cannot be removed; allow .*: Access Denied"):
+        save(fresh, recipe, folder, epochs=3, keep=1)
+    assert fresh.restore(folder).steps == 10, "which was written"
+    if where == "folder":
+        assert {*saved_at(5, 10)} <= {*names(tmp_path)}
+    else:
+        with pytest.raises(FileError, match=r"owner-\d+ is .* cannot be removed; .*: Access Denied"):
+            save(fresh, recipe, folder, epochs=3)
+
+
+def take(loop: Any) -> None:
+    Bucket(ADDRESS).take()
+
+
+def restore(loop: Any) -> None:
+    loop.restore(ADDRESS)
+
+
+def export(loop: Any) -> None:
+    mk.train.export(loop.step.model, f"{ADDRESS}.keras")
+
+
+# What is asked of a store, and the call that does not end; `fit` is here since its last save is waited for.
+SILENT: dict[str, tuple[Callable[[Any], None], str]] = {
+    "take a folder": (take, "ls"),
+    "restore: look": (restore, "ls"),
+    "restore: read": (restore, "cat_file"),
+    "restore: download": (restore, "get_file"),
+    "export": (export, "put_file"),
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_a_store_that_does_not_answer_or_never_ends(
+    case: str, fresh: Any, recipe: Any, system: Any, monkeypatch: Any
+) -> None:
+    act, call = SILENT[case]
+    save(fresh, recipe, ADDRESS)
+    answer = threading.Event()
+    monkeypatch.setattr(object_storage, "_SILENCE", 1.0)
+    monkeypatch.setattr(object_storage, "_SLOWEST", 2**30)
+    monkeypatch.setattr(system, call, lambda *args, **options: answer.wait(60))
+    try:
+        with pytest.raises(FileError, match=r"The store of memory://bucket\S* has not answered for 1\S* s"):
+            act(fresh)
+    finally:
+        answer.set()
+
+
+def test_a_last_save_that_does_not_end(fresh: Any, recipe: Any, system: Any, monkeypatch: Any) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(object_storage, "_SILENCE", 2.0)
+    monkeypatch.setattr(system, "put_file", lambda *args, **options: answer.wait(60))
+    try:
+        with pytest.raises(FileError, match="has not answered"):
+            save(fresh, recipe, ADDRESS)
+    finally:
+        answer.set()
