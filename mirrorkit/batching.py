@@ -116,4 +116,4 @@ def check_split(global_batch_size: int, replicas: int) -> None:
 
 def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
-        whole_number(name, value, StepError)
+        whole_number(name, value, StepError, most=2**20 if name == "replicas" else 2**63 - 1)

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mirrorkit._types import Json
+from mirrorkit.errors import FileError
+from mirrorkit.within import within
+
+_LONGEST = 3600.0  # seconds; in the block a large file may be fetched
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -89,7 +93,11 @@ def _started(pid: Json) -> int | None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep other processes of this machine out of this block for the same folder, where its file system has locks."""
+    """Keep other processes of this machine out of this block for the same folder, where its file system has locks.
+
+    Raises:
+        FileError: another one has held it for an hour.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -97,8 +105,14 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            within(
+                f"Another process, which holds the lock of {folder},", _LONGEST, fcntl.flock, descriptor, fcntl.LOCK_EX
+            )
+        except FileError:
+            raise
+        except OSError:
+            pass  # there are no locks
         yield
     finally:
         os.close(descriptor)

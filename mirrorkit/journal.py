@@ -23,8 +23,12 @@ class Line(NamedTuple):
 
 
 def write(path: str, what: str, steps: int) -> None:
-    """Add a line to the launcher's pipe, or to a file; where that fails, the training goes on without."""
-    with contextlib.suppress(OSError), open(path, "a") as file:
+    """Add a line to the launcher's pipe, or to a file; where that fails or would wait, the training goes on without."""
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with contextlib.suppress(OSError), open(path, "a", opener=opener) as file:
         file.write(f"{time.time():.3f} {what} {steps}\n")
 
 

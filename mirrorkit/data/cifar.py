@@ -60,7 +60,8 @@ def read_python(folder: Path, *, classes: int) -> tuple[Half, Half]:
     label_key = b"labels" if classes == 10 else b"fine_labels"
     pieces = []
     for name, published in _MD5[classes].items():
-        pickled = (folder / name).read_bytes()
+        with damage_named(folder / name):
+            pickled = (folder / name).read_bytes()
         found = hashlib.md5(pickled, usedforsecurity=False).hexdigest()
         if found != published:
             raise DataError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import path_of, paths_of
+from mirrorkit.data.disk import path_of, paths_of, require_regular
 from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
@@ -51,8 +51,8 @@ class ImageFolder(Numbered):
     Args:
         path: a folder with a subfolder for each class, or a list of files; or addresses of these, such as
             "s3://bucket/flowers" (docs: Data, In a bucket). The sorted names of the subfolders are the classes. Images
-            in folders within a class folder belong to it. Hidden files, links to folders within a class, and files that
-            are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
+            in folders within a class folder belong to it. Hidden files, links to folders within a class, pipes, and
+            files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         image_size: height and width in pixels.
@@ -204,6 +204,7 @@ class ImageFolder(Numbered):
             paths = [*described(paths)]
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
+        require_regular(paths)
         if inferred:
             raise RecipeError(
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.disk import CURE, file_errors, is_special
 from mirrorkit.data.remote_files import is_remote, within
 from mirrorkit.errors import DataError, RecipeError
 
@@ -136,7 +136,7 @@ def _listed(folder: str, links: list[str] | None) -> tuple[list[str], dict[str, 
             with os.scandir(folder) as entries:
                 names = {}
                 for entry in entries:
-                    if links is not None and entry.is_symlink() and entry.is_dir():
+                    if links is not None and ((entry.is_symlink() and entry.is_dir()) or is_special(entry.path)):
                         links.append(entry.path)
                     else:
                         names[entry.name] = entry.is_dir()
@@ -162,7 +162,7 @@ def _no_images(folder: str, others: Sequence[str]) -> DataError:
 def _tell(folder: str, others: Sequence[str]) -> None:
     if others:
         _log.warning(
-            "%s: %d files that are no images by their names, or links to folders, are left out: %s.",
+            "%s: %d files that are no images by their names, links to folders, or pipes are left out: %s.",
             folder,
             len(others),
             _few(others),

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import parquet_reading, remote_files
-from mirrorkit.data.disk import paths_of
+from mirrorkit.data.disk import paths_of, require_regular
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.preparation import PreparedRecipe
@@ -240,6 +240,7 @@ def _found(files: Any) -> tuple[str, ...]:
             inside = [entry.name for entry in os.scandir(given) if entry.is_dir()] if os.path.isdir(given) else []
             more = f" but the folder {inside[0]}; name its files by a pattern, '{given}/*/*.parquet'" if inside else ""
             raise DataError(f"{given}: no Parquet file of that name or pattern{more}.")
+    require_regular(found)
     return found
 
 

@@ -18,6 +18,7 @@ from mirrorkit.fetching import Fetcher, Processes, empty, fetched
 from mirrorkit.whole import whole_number
 
 _THREADS = 16
+_MOST = 1024  # threads or processes
 _LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
 
 
@@ -51,8 +52,8 @@ class RandomAccess(Numbered):
             HDF5's, Zarr's), or a tuple or dict of arrays with a row for each example, such as `(images, labels)`.
         global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         num_classes: the number of classes; `one_hot` needs it. Labels are checked against it as they are fetched.
-        threads: how many threads fetch examples, 16 by default. They help if items wait for a disk or a network, or are
-            decoded in C. Use 1 for an object that must not be used by several threads at once.
+        threads: how many threads fetch examples, 16 by default, at most 1024. They help if items wait for a disk or a
+            network, or are decoded in C. Use 1 for an object that must not be used by several threads at once.
         processes: fetch in this many processes instead, for a `__getitem__` that computes in Python. The object is
             pickled; the processes start with every iterator and end with it.
 
@@ -74,9 +75,9 @@ class RandomAccess(Numbered):
 
     def __post_init__(self) -> None:
         """Look at the first items, and check the arguments."""
-        for name in ("num_classes", "threads", "processes"):
+        for name, most in {"num_classes": 2**31, "threads": _MOST, "processes": _MOST}.items():
             value = getattr(self, name)
-            self._set(**{name: None if value is None else whole_number(name, value, RecipeError)})
+            self._set(**{name: None if value is None else whole_number(name, value, RecipeError, most=most)})
         if self.threads and self.processes:
             raise RecipeError(
                 f"threads={self.threads} and processes={self.processes} were both asked for. Each process fetches one "

@@ -74,7 +74,7 @@ class Recipe(abc.ABC):
             RecipeError: a count below 1, or a negative first epoch.
         """
         first = whole_number("first", first, RecipeError, least=0)
-        return self._all_of(range(first, first + whole_number("count", count, RecipeError)))
+        return self._all_of(range(first, first + whole_number("count", count, RecipeError, most=100_000)))
 
     def _all_of(self, epochs: range) -> tf.data.Dataset:
         return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, epochs))

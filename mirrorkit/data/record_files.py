@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import crc32, file_errors, path_of
+from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
@@ -70,7 +70,7 @@ def write_records(
             outside the classes, or a set of this name that exists already.
         FileError: the folder cannot be written to, or its disk is full.
     """
-    num_files = whole_number("num_files", num_files, RecipeError)
+    num_files = whole_number("num_files", num_files, RecipeError, most=10_000)
     num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     given = path_of("write_records", folder)
     require_local("write_records", given)
@@ -114,6 +114,7 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     names = _listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
+        require_regular(indices)
         return indices[0], []
     if indices:
         sets = ", ".join(os.path.basename(name) for name in indices)
@@ -133,6 +134,7 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
         missing = sorted(set(range(int(total))) - numbers)
         if missing and whole_folder:  # a pattern may ask for some of the files
             raise DataError(f"{given}: {prefix} should have {int(total)} files; number {missing[0]} is missing.")
+    require_regular(files)
     return None, files
 
 

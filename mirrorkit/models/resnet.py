@@ -8,6 +8,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ModelError
 from mirrorkit.models._inputs import image_input
 from mirrorkit.models.registry import register
+from mirrorkit.whole import whole_number
 
 if TYPE_CHECKING:
     from keras import KerasTensor, Model
@@ -160,6 +161,7 @@ def wide_resnet(
     Raises:
         ModelError: `depth` is not 6 n + 4, `width` is below 1, or `dropout` is outside [0, 1).
     """
+    whole_number("depth", depth, ModelError, most=10_000)
     if depth < 10 or (depth - 4) % 6:
         raise ModelError(f"Model 'wide_resnet' needs a depth of 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
     if width < 1:
