@@ -76,26 +76,16 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(make_loop: Any, numbers
 
 def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
     """Unequal shares too: what a share is divided by before the scale comes back after it."""
-
-    def net() -> Any:
-        return sequential((4,), L.Dense(4, use_bias=False), L.BatchNormalization(synchronized=True), L.Dense(1))
-
     results = []
     for loss_scale in (None, 1024.0):
-        loop = make_loop(("mirrored", 2), net, _adam, loss_scale=loss_scale)
+        loop = make_loop(("mirrored", 2), _net, _adam, loss_scale=loss_scale)
         train(loop, cut(*numbers, sizes=[21, 30]))
         results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
-    assert loop.step.current_loss_scale == 1024
-    assert loop.step.skipped_steps == 0
+    assert (loop.step.current_loss_scale, loop.step.skipped_steps) == (1024, 0)
     assert largest_difference(*results) < 1e-6
 
 
 # --- float16
-
-
-def _half_net() -> Any:
-    with with_policy("mixed_float16"):
-        return sequential((4,), L.Dense(8, activation="tanh"), L.BatchNormalization(), L.Dense(1, dtype="float32"))
 
 
 def test_small_gradients_survive_float16(make_loop: Any, numbers: Any) -> None:
@@ -123,8 +113,8 @@ def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: An
     strategy = strategy_of("mirrored", 2)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = _half_net()
         with with_policy("mixed_float16"):
+            model = sequential((4,), L.Dense(8, activation="tanh"), L.Dense(1, dtype="float32"))
             model.compile(keras.optimizers.SGD(0.01), "mse")
         other = line_net()
         other.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 64.0, 7), "mse")
@@ -143,20 +133,10 @@ def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: An
     assert mk.train.Step.from_compiled(model, loss_scale=8.0)._options.loss_scale == LossScale(8.0, None)
 
 
-def test_constants_of_a_scale() -> None:
-    reference = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    assert LossScale() == LossScale.of("dynamic") == LossScale(reference.initial_scale, reference.dynamic_growth_steps)
-
-
-def test_without_a_scale_nothing_is_skipped(make_loop: Any) -> None:
-    step = make_loop(("mirrored", 2), line_net).step
-    assert (step.skipped_steps, step.current_loss_scale) == (0, 1.0)
-
-
 def test_the_report_counts_skipped_steps(make_loop: Any, numbers: Any) -> None:
     x, y = numbers
     far = y.copy()
     far[25] = 1e4  # in the third batch of ten
-    loop = make_loop(("mirrored", 2), _net, _adam, loss_scale=LossScale(initial=_HUGE, growth_steps=None))
+    loop = make_loop(("mirrored", 2), line_net, loss_scale=LossScale(initial=_HUGE, growth_steps=None))
     assert loop.fit(plain_dataset(x, y, batch=10), verbose=0).skipped_steps == 0
     assert loop.fit(plain_dataset(x, far, batch=10), verbose=0).skipped_steps == 1

@@ -68,21 +68,15 @@ def test_the_log_says_what_is_trained(strategy_of: Any, caplog: Any) -> None:
 def test_a_compile_of_the_models_own(strategy_of: Any) -> None:
     """It is not called: it may take other arguments than Keras's."""
 
-    class Distiller(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net("net")
-
+    class Distiller(keras.Sequential):
         def compile(self, optimizer: Any, alpha: float) -> None:
-            super().compile(optimizer=optimizer)
-            self.alpha = alpha
+            raise NotImplementedError
 
     strategy = strategy_of("one_device", 1)
     with strategy.scope():
-        model, optimizer = Distiller(), keras.optimizers.SGD(0.1)
-    step = mk.train.Step.from_loss(model, optimizer, lambda batch: tf.reduce_sum(model.net(batch[0]) ** 2, 1))
-    history = mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0).history
-    assert history["loss"][1] < history["loss"][0]
+        model, optimizer = Distiller([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
+    step = mk.train.Step.from_loss(model, optimizer, lambda batch: tf.reduce_sum(model(batch[0]) ** 2, 1))
+    mk.train.Loop(strategy, step).fit(data, verbose=0)
     assert model.optimizer is optimizer  # which callbacks look for
 
 

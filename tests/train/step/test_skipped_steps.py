@@ -63,43 +63,6 @@ def test_a_skipped_step_leaves_every_bit_as_it_was(make_loop: Any, numbers: Any)
     assert {path.rpartition("/")[2] for path in still} <= never
 
 
-class CountsToo(keras.optimizers.SGD):
-    """Its slots are a whole number and a truth besides SGD's."""
-
-    def build(self, variables: Any) -> None:
-        super().build(variables)
-        self.updates = self.add_variable((), dtype="int32", name="updates")
-        self.is_even = self.add_variable((), dtype="bool", name="is_even")
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(gradient, variable, learning_rate)
-        self.assign_add(self.updates, 1)
-        self.assign(self.is_even, keras.ops.logical_not(self.is_even))
-
-
-_NAMES = ("Adam", "Adafactor", "Muon", "RMSprop")  # those whose slots differ in kind
-
-
-@pytest.mark.parametrize("name", [*(name for name in _NAMES if hasattr(keras.optimizers, name)), "CountsToo"])
-def test_a_skipped_step_leaves_every_slot_of_any_optimizer(name: str, make_loop: Any, numbers: Any) -> None:
-    """All of them compute on what is not finite; none may raise, and nothing of it may stay."""
-    cls = getattr(keras.optimizers, name, CountsToo)
-
-    def net() -> Any:
-        return sequential((4,), L.Dense(3, kernel_constraint="unit_norm"), L.Dense(1, use_bias=False))
-
-    loop = make_loop(("one_device", 1), net, lambda: cls(0.01), loss_scale=LossScale(_HUGE))
-    step, (good, far) = loop.step, with_far_ones(numbers, batch=10, far=(1,))[:2]
-    train(loop, [good])
-    before = _bits([*step.model.variables, *step.optimizer.variables])
-    train(loop, [far])
-    assert step.skipped_steps == 1
-    assert _bits([*step.model.variables, *step.optimizer.variables]) == before
-    train(loop, [good])
-    assert all(np.isfinite(value).all() for value in numbers_of(step.variables))
-    assert int(step.optimizer.iterations.numpy()) == 2
-
-
 @pytest.mark.parametrize("condition", [True, False])
 def test_one_value_or_the_other_bit_for_bit(condition: bool) -> None:
     """Negative zeros and NaN with other bits than usual too."""
