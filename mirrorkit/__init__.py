@@ -4,6 +4,9 @@
 import mirrorkit as mk
 
 strategy = mk.strategy.create("auto")
+with strategy.scope():
+    model = ...   # a Keras model, and model.compile(...)
+mk.fit(model, x, y, batch_size=256, epochs=5)
 ```
 
 Importing mirrorkit changes nothing: no environment variable, no logging set-up, no device is touched. Submodules load
@@ -13,8 +16,7 @@ when they are first used, so what needs no TensorFlow (errors, batching, the com
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mirrorkit.supported import __version__ as __version__
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` h
     from mirrorkit import testing as testing
     from mirrorkit import timing as timing
     from mirrorkit import train as train
+    from mirrorkit.train.keras_fit import evaluate as evaluate
+    from mirrorkit.train.keras_fit import fit as fit
+    from mirrorkit.train.keras_fit import predict as predict
 
 _SUBMODULES = (
     "batching",
@@ -53,13 +58,17 @@ _SUBMODULES = (
     "train",
 )
 
-__all__ = [*_SUBMODULES, "__version__"]
+_FUNCTIONS = ("evaluate", "fit", "predict")
+
+__all__ = [*_SUBMODULES, *_FUNCTIONS, "__version__"]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module("mirrorkit.train.keras_fit"), name)
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_SUBMODULES)}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

@@ -40,6 +40,7 @@ from mirrorkit.data.image_decoding import undecodable_image as undecodable_image
 from mirrorkit.data.nests import is_none as is_none  # isort: skip
 from mirrorkit.data.nests import of_user as of_user  # isort: skip
 from mirrorkit.data.nests import without_none as without_none  # isort: skip
+from mirrorkit.data.order import order_of as order_of  # isort: skip
 from mirrorkit.data.worker_rows import bounds as bounds  # isort: skip
 from mirrorkit.data.worker_rows import own_rows as own_rows  # isort: skip
 from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip

@@ -17,6 +17,7 @@ from mirrorkit.strategy.agreement import require_same as require_same
 from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
 from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
+from mirrorkit.strategy.creation import chosen as chosen
 from mirrorkit.strategy.creation import create, describe
 from mirrorkit.strategy.exchange import arrays_of_all_workers as arrays_of_all_workers
 from mirrorkit.strategy.exchange import each_worker as each_worker

@@ -75,6 +75,7 @@ def create(
     seconds("start_timeout", start_timeout, StrategyError)
     found = _cluster.detect() if cluster is None else cluster
     strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
+    strategy._mirrorkit_why = why  # for the line of a training
     _log.info("%s: %s", describe(strategy), why)
     if any(":CPU:" in name for name in replica_devices(strategy)):
         _warn_of_slow_cpu()
@@ -100,6 +101,23 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     names = " ".join(name.rpartition("device:")[2] for name in replica_devices(strategy))
     each = f" of each of {workers} workers" if workers > 1 else ""
     return f"{class_name(strategy)}, {n} replica{'s' if n > 1 else ''} on {names}{each}"
+
+
+def chosen(strategy: tf.distribute.Strategy) -> str:
+    """Return the line of a training: what `describe` says, and why; warn of GPUs that are left idle by accident.
+
+    A model that was made in no scope has TensorFlow's default strategy.
+    """
+    why = getattr(strategy, "_mirrorkit_why", "")
+    if class_name(strategy) == "DefaultDistributionStrategy":
+        why = "the model was made in no strategy's scope"
+        if (gpus := len(_devices.find("gpu"))) > 1:
+            _log.warning(
+                "This machine has %d GPUs, and the training uses one: %s. Make model and optimizer in `with "
+                "mk.strategy.create().scope():`.",
+                *(gpus, why),
+            )
+    return ": ".join(filter(None, [describe(strategy), why]))
 
 
 class _Request(NamedTuple):

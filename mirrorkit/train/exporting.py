@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
 from mirrorkit.whole import checks_switches
 
+_log = logging.getLogger("mirrorkit")
+
 
 @checks_switches(StepError)
 def export(
@@ -35,10 +38,11 @@ def export(
     mk.train.export(loop, "digits")         # served = tf.saved_model.load("digits"); served.serve(images)
     ```
 
-    A `.keras` file holds the model's configuration and weights, without optimizer and loss (and, like every Keras
-    file, without the state of random seeds, which `Checkpoints` keep): plain `keras.saving.load_model(path)` gives an
-    uncompiled model on one device. The code of custom layers is not in it: they must be registered with Keras, and
-    their module imported before loading.
+    A `.keras` file holds the model's configuration and weights, and what it was compiled with: plain
+    `keras.saving.load_model(path)` gives a model on one device that can evaluate and train on. Like every Keras file it
+    is without the state of random seeds, which `Checkpoints` keep. The code of custom layers and losses is not in it:
+    they must be registered with Keras, and their module imported before loading. Where a loss, a metric or the
+    optimizer is not registered, a warning says so, and the model loads uncompiled.
 
     A SavedModel holds the computation itself, so custom layers need no code where it is loaded: `tf.saved_model.load`
     (its `serve(x)` works while the object that was loaded lives), TensorFlow Serving, or `keras.layers.TFSMLayer`. It
@@ -121,7 +125,7 @@ def _without_model(of: Any, step: Any) -> str:
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
     try:
         description = keras.saving.serialize_keras_object(model)
-        description.pop("compile_config", None)  # a loss of the user's would have to be registered too
+        compiled = description.pop("compile_config", None)
         copy = keras.saving.deserialize_keras_object(description)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise StepError(_why_not(model, error)) from error
@@ -138,7 +142,35 @@ def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) ->
         with tempfile.TemporaryDirectory() as folder:
             layer.save_assets(folder)
             twin.load_assets(folder)
+    if compiled is not None:
+        _compile(copy, model, compiled)
     copy.save(path)
+
+
+def _compile(copy: KerasModel, model: KerasModel, config: Any) -> None:
+    """Give the copy the model's optimizer, loss and metrics, if they can be made where the file is loaded."""
+    try:
+        _require_known(config)
+        copy.compile_from_config(config)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0][:300]
+        _log.warning("The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s", reason)
+        return
+    old, new = model.optimizer.variables, copy.optimizer.variables
+    if [v.shape for v in old] == [v.shape for v in new]:
+        for variable, value in zip(new, old, strict=True):
+            variable.assign(value.numpy())
+
+
+def _require_known(config: Any) -> None:
+    """Refuse classes that only their own module knows: Keras would import it here, and may not find it elsewhere."""
+    if isinstance(config, dict):
+        module, registered = config.get("module") or "keras", config.get("registered_name") or ""
+        if not module.startswith(("keras", "builtins")) and ">" not in registered:
+            raise ValueError(f"{config['class_name']} is not registered: @keras.saving.register_keras_serializable().")
+        config = list(config.values())
+    for part in config if isinstance(config, (list, tuple)) else ():
+        _require_known(part)
 
 
 def _with_tables(model: KerasModel) -> list[KerasLayer]:

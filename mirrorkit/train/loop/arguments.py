@@ -1,69 +1,35 @@
-"""Arguments of Keras's `fit`, `evaluate` and `predict` that a Loop's do not have: what to write in their place."""
+"""What Keras's models have and a Loop has not: what to use in its place."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
 
-import tensorflow as tf
-
-from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_LABELLED = "data = mk.data.batches(mk.data.arrays(x, y), global_batch_size={size}{shuffle})"
-_INPUTS = "data = tf.data.Dataset.from_tensor_slices(x).batch({size})"
-
-_CURES = {  # of arguments that say how to make batches, or what to return
-    "batch_size": "The data has the batch size: mk.data.batches(..., global_batch_size=...) or dataset.batch(...).",
-    "shuffle": "The data shuffles: mk.data.batches(..., shuffle=True) or dataset.shuffle(...).",
-    "sample_weight": "The data has the weights: dataset elements (x, y, sample_weight).",
-    "validation_split": "Split the arrays yourself, and pass the second part as validation_data=mk.data.batches(...).",
-    "validation_batch_size": "The data has it: validation_data=mk.data.batches(..., global_batch_size=...).",
-    "return_dict": "evaluate always returns a dict.",
+_READS = "tf.data reads ahead by itself; mk.data.source(examples, global_batch_size=..., threads=...) in parallel."
+_BATCH = "Use fit, evaluate or predict on data; for a training loop of your own, step.compute and step.update."
+_CURES = {
+    **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), _READS),
+    "return_dict": "evaluate returns a dict; mk.evaluate a list.",
     "verbose": "It prints nothing.",
     "callbacks": "It calls none; fit and evaluate do.",
+    **dict.fromkeys(("train_on_batch", "test_on_batch", "predict_on_batch"), _BATCH),
 }
 
 
-def refuses_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """Let a method of Loop refuse the arguments of Keras's method of that name, with what to write instead."""
+def refuse(method: str, given: Mapping[str, object]) -> None:
+    """Refuse arguments that a method does not have.
 
-    @functools.wraps(method)
-    def checked(*args: P.args, **options: P.kwargs) -> R:
-        _refuse(method.__name__, args[1:], options, known=method.__annotations__)
-        return method(*args, **options)
-
-    return checked
-
-
-def _refuse(method: str, given: tuple[Any, ...], options: dict[str, Any], *, known: Any) -> None:
-    """Refuse arrays, more than one thing without a name, and what only Keras's method takes."""
-    data = given[0] if given else options.get("x", options.get("data"))
-    others = {name: value for name, value in options.items() if name not in known and name in (*_CURES, "x", "y")}
-    is_data = isinstance(data, (Recipe, tf.data.Dataset))
-    if not others and len(given) < 2 and (is_data or not _are_arrays(data)):
-        return
-    named = [f"{name}={_kind(value)}" for name, value in others.items()]
-    found = ", ".join([*map(_kind, given), *named])
-    text = f"Loop.{method} takes one positional argument, the data: a recipe or a tf.data.Dataset; found {found}."
-    if not is_data:
-        size = others.get("batch_size", 256)
-        shuffle = ", shuffle=True" if method == "fit" else ""
-        made = (_INPUTS if method == "predict" else _LABELLED).format(size=size, shuffle=shuffle)
-        raise StepError(f"{text} Turn arrays into a recipe: {made}; loop.{method}(data).")
-    cures = [f"{name}: {_CURES[name]}" for name in others if name in _CURES]
-    raise StepError(" ".join([text, f"Write loop.{method}(data, ...).", *cures]))
+    Raises:
+        StepError: an argument of Keras's, with what to use.
+        TypeError: any other.
+    """
+    for name in given:
+        if name in _CURES:
+            raise StepError(f"Loop.{method} has no argument {name}. {_CURES[name]}")
+        raise TypeError(f"Loop.{method}() got an unexpected keyword argument {name!r}")
 
 
-def _are_arrays(data: Any) -> bool:
-    """Whether the data is arrays or nests of arrays; a generator, say, is for others to refuse."""
-    return all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(data))
-
-
-def _kind(value: Any) -> str:
-    plain = isinstance(value, (bool, int, float, str))
-    return repr(value) if plain else type(value).__name__
+def not_here(name: str) -> AttributeError:
+    """Return the error that a loop has no such attribute."""
+    return AttributeError(" ".join([f"A Loop has no {name!r}.", _CURES.get(name, "")]).strip())

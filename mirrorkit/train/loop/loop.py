@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._types import KerasCallback, Nest
-from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, of_all_workers
+from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import Restored, restore_newest
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
+from mirrorkit.train.input.keras_data import Data, are_arrays, data_of_fit, keras_data
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.loop.arguments import refuses_keras_arguments
+from mirrorkit.train.loop.arguments import not_here, refuse
 from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
     begin_states,
@@ -28,6 +28,7 @@ from mirrorkit.train.loop.callbacks import (
     end_training,
     release,
     some_act_on_batches,
+    verbosity,
 )
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
@@ -44,7 +45,6 @@ from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
 from mirrorkit.whole import checks_switches, whole_number
 
-Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
 _OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged")
 
@@ -88,7 +88,7 @@ class Loop:
         self._passes: Passes | None = None
         if not isinstance(step, Step) or step.strategy is not None or is_built(step.model):
             self._built()
-        self._told_of_hooks = False
+        self._told_where = self._told_of_hooks = False
         self._warm = False
         self._restored: Restored | None = None  # where the next fit goes on
         self._data: Input | None = None  # of the fit that is running, as the next
@@ -112,17 +112,23 @@ class Loop:
             self._passes = Passes(self.strategy, step, self._steps_per_call)
         return self._passes
 
-    @refuses_keras_arguments
     @checks_switches(StepError)
     @one_at_a_time
     def fit(
         self,
-        data: Data,
+        x: Any,
+        y: Nest = None,
         *,
+        batch_size: int | None = None,
+        sample_weight: Nest = None,
+        shuffle: bool | None = None,
+        seed: int | None = None,
         epochs: int = 1,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
-        validation_data: Data | None = None,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
         validation_steps: int | None = None,
         validation_averaged: bool = False,
@@ -130,18 +136,29 @@ class Loop:
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
+        **gone: Any,
     ) -> Report:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
+            x: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
                 sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own, any nest of
-                tensors with the rows as first dimension.
+                tensors with the rows as first dimension. Or what else Keras's `fit` takes: arrays [N, ...] (also in
+                tuples, lists and dicts), a `keras.utils.PyDataset`, on one worker a generator.
+            y: with arrays, the targets.
+            batch_size: with arrays, examples per step over all replicas together; 32 by default.
+            sample_weight: with arrays, how much each example counts.
+            shuffle: of arrays, or of the batches of a PyDataset: a new order in each epoch, by default.
+            seed: fixes that order. By default it is drawn from NumPy's global generator, which
+                `keras.utils.set_random_seed` sets; the report has it.
             epochs: the epoch before which to stop.
             initial_epoch: the epoch to start with, unless one was restored; a recipe's order of examples depends on it.
             steps_per_epoch: required if the data never ends; by default an epoch is all the data. With it, a
                 `tf.data.Dataset` goes on where the last epoch stopped; a recipe gives each epoch's first steps.
-            validation_data: what `evaluate` takes; its logs appear with the prefix `val_`.
+            validation_data: what `evaluate` takes, arrays as `(x, y)` or `(x, y, sample_weight)`; its logs appear with
+                the prefix `val_`.
+            validation_split: of arrays, the part at the end to validate on.
+            validation_batch_size: of arrays to validate on; `batch_size` by default.
             validation_freq: validate after every so many epochs, or after those in a list, counted from 1.
             validation_steps: batches to validate on; all by default.
             validation_averaged: validate on the averages of the weights, as in `with step.averaged()`.
@@ -161,6 +178,7 @@ class Loop:
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
+        refuse("fit", gone)
         if getattr(self.step, "is_averaged", False):
             raise StepError(
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
@@ -168,6 +186,20 @@ class Loop:
             )
         epochs = whole_number("epochs", epochs, StepError, least=0)
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
+        data, validation_data, seed = data_of_fit(
+            self.strategy,
+            (x, y, sample_weight),
+            validation_data,
+            batch_size=batch_size,
+            validation_batch_size=validation_batch_size,
+            validation_split=validation_split,
+            validation_steps=validation_steps,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        if are_arrays(x) and steps_per_epoch is not None:  # then the next epoch goes on where the last one stopped
+            epochs_of_data = -(-steps_per_epoch * (epochs - initial_epoch) // data.steps_per_epoch)
+            data = data.epochs(max(1, epochs_of_data), first=initial_epoch)
         passes = self._built(data)
         step, model = passes.step, passes.step.model
         asks = [True, validation_data is not None, validation_averaged]
@@ -177,12 +209,15 @@ class Loop:
         given = validation_steps, validation_freq, validate_every, validation_averaged
         validation = Validation.of(self.strategy, validation_data, *given)
         asked = {"epochs": epochs, "class_weight": class_weight, **validation.asked}
-        report = Report(throughput=Throughput(warm=self._warm))
+        report = Report(throughput=Throughput(warm=self._warm), seed=seed)
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
         hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, **training.asked, **asked)
         self._data = training
+        if not self._told_where and verbosity(verbose) and is_chief(self.strategy):
+            print(chosen(self.strategy), flush=True)
+        self._told_where = True
         try:
             with explained(self.strategy, data, validation_data):
                 step.prepare(training.element_spec)
@@ -215,39 +250,49 @@ class Loop:
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
-    @refuses_keras_arguments
     @one_at_a_time
     def evaluate(
         self,
-        data: Data,
+        x: Any,
+        y: Nest = None,
         *,
+        batch_size: int | None = None,
+        sample_weight: Nest = None,
         steps: int | None = None,
         callbacks: Sequence[KerasCallback] | None = None,
+        verbose: int | str = 0,
+        **gone: Any,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches such as `fit` takes.
+            x, y, batch_size, sample_weight: data as `fit` takes it.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
+            verbose: as in `fit`.
         """
+        refuse("evaluate", gone)
+        data = keras_data(self.strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("evaluate")
         inputs = Input(self.strategy, data, steps=steps)
-        hooks = callback_list(self, passes.step.model, callbacks, steps=inputs.steps)
+        hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, steps=inputs.steps)
         with explained(self.strategy, data):
             return passes.test(inputs, hooks)
 
-    @refuses_keras_arguments
     @one_at_a_time
-    def predict(self, data: Data, *, steps: int | None = None) -> Nest:
+    def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
-            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; if the
-                step has its own function to predict, what that takes.
+            x: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; if the
+                step has its own function to predict, what that takes. Or arrays, a PyDataset or a generator, as in
+                `fit`.
+            batch_size: of arrays; 32 by default.
             steps: batches to predict; all by default.
         """
+        refuse("predict", gone)
+        data = keras_data(self.strategy, x, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("predict")
         inputs = Input(self.strategy, data, steps=steps)
@@ -323,6 +368,10 @@ class Loop:
         assert not isinstance(passes.calls, RemoteCalls)
         data = self._data.epoch(epoch, start=batch)
         return Replay(self.strategy, passes.step, passes.calls, data)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to use in place of methods of Keras's models that a loop has not."""
+        raise not_here(name)
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback of any worker wants calls of one step."""

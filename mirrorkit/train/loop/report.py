@@ -49,12 +49,14 @@ class Report:
         epochs: examples, steps and seconds of each epoch, or part of one, that this fit trained. After a checkpoint
             was restored, `history` reaches back to the beginning of the run, `epochs` and `throughput` do not.
         skipped_steps: updates that a loss scale has skipped since the beginning of the run.
+        seed: of the order of arrays or of a PyDataset; None where the data has its own order.
     """
 
     history: dict[str, list[float]] = field(default_factory=dict)
     throughput: Throughput = field(default_factory=Throughput)
     epochs: list[Epoch] = field(default_factory=list)
     skipped_steps: int = 0
+    seed: int | None = None
 
     @property
     def examples_per_second(self) -> float:

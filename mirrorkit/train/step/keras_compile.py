@@ -16,9 +16,7 @@ def require_compiled(model: KerasModel) -> None:
     if not getattr(model, "compiled", False):
         raise StepError(
             "The model is not compiled. Call model.compile(...) in the strategy's scope, or use mk.train.Step(model, "
-            "optimizer, loss=...). A file of mk.train.export holds neither optimizer nor loss: to train on, load it in "
-            "the scope and give its model to Step or Step.from_loss with a new optimizer; mk.train.Checkpoints keep "
-            "the optimizer's state too."
+            "optimizer, loss=...)."
         )
 
 

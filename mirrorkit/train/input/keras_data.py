@@ -1,0 +1,192 @@
+"""What Keras's `fit` takes as data, as a recipe or a `tf.data.Dataset`: arrays, a `PyDataset`, a generator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.data import Batches, Recipe, Split, order_of
+from mirrorkit.errors import DataError, StepError
+from mirrorkit.strategy import num_workers, of_all_workers
+from mirrorkit.whole import whole_number
+
+Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
+_BATCH_SIZE = 32  # Keras's default
+
+
+def keras_data(
+    strategy: tf.distribute.Strategy,
+    x: Any,
+    y: Nest = None,
+    sample_weight: Nest = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    steps: int | None = None,
+) -> Any:
+    """Return arrays, a PyDataset or a generator as a recipe or a dataset, and anything else as it is.
+
+    Raises:
+        StepError: arguments that only arrays take; what does not fit several workers.
+        DataError: arrays that are none, or differ in length.
+    """
+    if are_arrays(x):
+        inputs, labels, weights = (keras.tree.map_structure(_array, part) for part in (x, y, sample_weight))
+        split = Split(*map(keras.tree.lists_to_tuples, (inputs, labels)), None, keras.tree.lists_to_tuples(weights))
+        _require_one_length(split)
+        return Batches(split, global_batch_size=batch_size or _BATCH_SIZE, shuffle=shuffle, seed=seed)
+    given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise StepError(
+            f"{', '.join(wrong)} go with arrays; {type(x).__name__} has them in its batches. Leave them out."
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        if x.num_batches is not None:
+            return PyBatches(x, shuffle, seed)
+        x = (x[number] for number in itertools.count())
+    if not isinstance(x, Iterator):
+        return x
+    if num_workers(strategy) > 1:
+        raise StepError(
+            "A generator can be read once, and each worker would read its own. Give a keras.utils.PyDataset, or "
+            "mk.data.from_function with a dataset for each worker."
+        )
+    first = [_standard(batch) for batch in itertools.islice(x, 2)]
+    read = itertools.chain(first, map(_standard, x))
+    made = tf.data.Dataset.from_generator(lambda: itertools.islice(read, steps), output_signature=_spec_of(first))
+    return made.prefetch(tf.data.AUTOTUNE)  # of these `steps` alone: what comes after them is for the next pass
+
+
+class PyBatches(Recipe):
+    """The batches of a `keras.utils.PyDataset` of known length; shuffled, their order depends on (seed, epoch)."""
+
+    global_batch_size = num_examples = None  # type: ignore[assignment]  # of any size
+
+    def __init__(self, source: Any, shuffle: bool, seed: int) -> None:
+        self._source, self._shuffle, self._seed = source, shuffle, seed
+        self._spec = _spec_of([_standard(source[number]) for number in range(min(2, source.num_batches))])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches."""
+        return int(self._source.num_batches)
+
+    @property
+    def element_spec(self) -> Spec:
+        """The shapes and dtypes of a batch."""
+        return self._spec
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The batches `start`, `start + 1`, ... of `epoch`."""
+        numbers = order_of(self.steps_per_epoch, shuffle=self._shuffle, key=[self._seed, epoch])[start:]
+
+        def read() -> Iterator[Batch]:
+            for left, number in zip(reversed(range(len(numbers))), numbers, strict=True):
+                batch = _standard(self._source[int(number)])
+                if left == 0:  # before the last one is given away, after which the next epoch may begin to read
+                    self._source.on_epoch_end()
+                yield batch
+
+        made = tf.data.Dataset.from_generator(read, output_signature=self._spec)
+        return made.apply(tf.data.experimental.assert_cardinality(len(numbers))).prefetch(tf.data.AUTOTUNE)
+
+
+def data_of_fit(
+    strategy: tf.distribute.Strategy,
+    train: tuple[Any, Nest, Nest],
+    validation: Any,
+    *,
+    batch_size: int | None,
+    validation_batch_size: int | None,
+    validation_split: float,
+    validation_steps: int | None,
+    shuffle: bool | None,
+    seed: int | None,
+) -> tuple[Any, Any, int | None]:
+    """Return the data of a fit, that of its validation, and the seed of its order if it is shuffled here."""
+    x, _, _ = train
+    if validation_split:
+        if validation is not None or not are_arrays(x):
+            raise StepError(
+                "validation_split needs arrays, and no validation_data: it takes the last examples of x and y."
+            )
+        train, validation = _split(train, validation_split)
+    takes_order = are_arrays(x) or isinstance(x, keras.utils.PyDataset)
+    if shuffle is not None and not takes_order:
+        raise StepError(
+            "shuffle goes with arrays and PyDatasets. Shuffle the data: mk.data.batches(..., shuffle=True)."
+        )
+    if takes_order and shuffle is not False:
+        if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
+            seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])
+        seed = whole_number("seed", seed, StepError, least=0)
+    data = keras_data(strategy, *train, batch_size=batch_size, shuffle=seed is not None, seed=seed or 0)
+    if validation is not None:
+        parts = keras.utils.unpack_x_y_sample_weight(validation)
+        size = validation_batch_size or (batch_size if are_arrays(parts[0]) else None)
+        validation = keras_data(strategy, *parts, batch_size=size, steps=validation_steps)
+    return data, validation, seed
+
+
+def are_arrays(x: Any) -> bool:
+    """Whether it is arrays [N, ...], or a nest of them."""
+    return all(getattr(leaf, "shape", ()) != () for leaf in keras.tree.flatten(x)) and x is not None
+
+
+def _array(value: Any) -> Any:
+    """Return an array as Keras takes it: floats are its floatx."""
+    if value is None:
+        return None
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(value, "tocsr"):
+        raise DataError(f"{type(value).__name__} is not taken. Pad it, or make it dense: value.to_tensor(), toarray().")
+    array = np.asarray(value)
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+
+def _require_one_length(split: Split) -> None:
+    lengths = {len(array) for array in tf.nest.flatten(split.as_element())}
+    if len(lengths) > 1:
+        raise DataError(f"x, y and sample_weight must have as many examples each; found {sorted(lengths)}.")
+
+
+def _split(train: tuple[Any, Nest, Nest], part: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Split off the last part of each array, as Keras does."""
+    number = len(keras.tree.flatten(train)[0])
+    at = int(number * (1 - part))
+    if not 0 < at < number:
+        raise StepError(f"validation_split={part} of {number} examples leaves none on one side.")
+
+    def rows(of: slice) -> tuple[Any, ...]:
+        return tuple(keras.tree.map_structure(lambda array: None if array is None else array[of], train))
+
+    return rows(slice(at)), rows(slice(at, None))
+
+
+def _standard(batch: Any) -> Batch:
+    """Return a batch of Python's as one of tf.data: tuples of arrays."""
+    batch = batch if isinstance(batch, (tuple, list)) else (batch,)
+    kept = itertools.takewhile(lambda part: part is not None, batch)
+    return tuple(keras.tree.map_structure(np.asarray, keras.tree.lists_to_tuples(part)) for part in kept)
+
+
+def _spec_of(first: Iterable[Batch]) -> Spec:
+    """Return what the first batches have in common; where they differ a dimension is unknown, as that of the rows."""
+
+    def common(*arrays: np.ndarray) -> tf.TensorSpec:
+        sizes = zip(*(array.shape[1:] for array in arrays), strict=True)
+        known = [size[0] if len(set(size)) == 1 else None for size in sizes]
+        return tf.TensorSpec([None, *known], arrays[0].dtype)
+
+    batches = list(first)
+    if not batches:
+        raise DataError("The data holds no batch.")
+    return keras.tree.map_structure(common, *batches)
