@@ -36,9 +36,9 @@ if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` h
     from mirrorkit import testing as testing
     from mirrorkit import timing as timing
     from mirrorkit import train as train
-    from mirrorkit.train.keras_fit import evaluate as evaluate
-    from mirrorkit.train.keras_fit import fit as fit
-    from mirrorkit.train.keras_fit import predict as predict
+    from mirrorkit.train import evaluate as evaluate
+    from mirrorkit.train import fit as fit
+    from mirrorkit.train import predict as predict
 
 _SUBMODULES = (
     "batching",
@@ -65,7 +65,7 @@ __all__ = [*_SUBMODULES, *_FUNCTIONS, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module("mirrorkit.train.keras_fit"), name)
+        return getattr(importlib.import_module("mirrorkit.train"), name)
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")

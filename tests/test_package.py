@@ -41,7 +41,7 @@ ROOMS_OF_TRAIN = [
         "first_batch",
         "checkpoints",
     ),
-    *("input", "calls", "parameter_server", "loop", "export_places", "exporting"),
+    *("input", "calls", "parameter_server", "loop", "export_places", "exporting", "keras_fit"),
 ]
 
 
@@ -68,6 +68,9 @@ def imported_layers(tree: ast.AST, package: str = "mirrorkit") -> set[str]:
     }
 
 
+NAMES = {"__version__", "evaluate", "fit", "predict"}  # of the top level, which are no submodules
+
+
 def for_type_checkers(tree: ast.AST) -> list[ast.If]:
     """The blocks under `if TYPE_CHECKING`."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
@@ -76,7 +79,7 @@ def for_type_checkers(tree: ast.AST) -> list[ast.If]:
 def test_submodules_load_lazily_and_type_checkers_know_them():
     tree = tree_of(PACKAGE / "__init__.py")
     blocks = for_type_checkers(tree)
-    assert {name for block in blocks for name in imported_layers(block)} == {*mk.__all__} - {"__version__"}
+    assert {name for block in blocks for name in imported_layers(block)} == {*mk.__all__} - NAMES
     # `supported` holds the version, and imports nothing.
     assert imported_layers(ast.Module([node for node in tree.body if node not in blocks], [])) == {"supported"}
 
@@ -207,12 +210,13 @@ def test_importing_mirrorkit_changes_nothing(run_python):
 
 
 def test_every_public_submodule_loads_and_offers_what_it_says():
-    for name in {*mk.__all__} - {"__version__"}:
+    for name in {*mk.__all__} - NAMES:
         module = getattr(mk, name)
         assert module is importlib.import_module(f"mirrorkit.{name}")
         assert module.__doc__
         for public in getattr(module, "__all__", []):
             assert hasattr(module, public), f"mirrorkit.{name}.__all__ names {public}, which is not there"
+    assert all(callable(getattr(mk, name)) for name in NAMES - {"__version__"})
 
 
 def test_an_unknown_submodule_names_the_known_ones():

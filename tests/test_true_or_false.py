@@ -25,6 +25,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "data.RandomAccess": lambda **o: mk.data.source((np.zeros([4, 2]), np.arange(4)), global_batch_size=2, **o),
     "data.write_records": lambda **o: mk.data.write_records(_DIGITS, "digits", **o),
     "devices.set_memory_growth": mk.devices.set_memory_growth,
+    "evaluate": lambda **o: mk.evaluate(keras.Sequential(), **o),
     "launch.launch": lambda **o: mk.launch.launch("script.py", workers=1, **o),
     "launch.on_ray": lambda **o: mk.launch.on_ray(print, workers=1, **o),
     "strategy.create": mk.strategy.create,

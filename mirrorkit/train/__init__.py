@@ -17,6 +17,9 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.exporting import export
 from mirrorkit.train.input.epoch import EpochIterator as EpochIterator
 from mirrorkit.train.input.input import Input as Input
+from mirrorkit.train.keras_fit import evaluate as evaluate
+from mirrorkit.train.keras_fit import fit as fit
+from mirrorkit.train.keras_fit import predict as predict
 from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
 from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch

@@ -42,7 +42,7 @@ def export(
     `keras.saving.load_model(path)` gives a model on one device that can evaluate and train on. Like every Keras file it
     is without the state of random seeds, which `Checkpoints` keep. The code of custom layers and losses is not in it:
     they must be registered with Keras, and their module imported before loading. Where a loss, a metric or the
-    optimizer is not registered, a warning says so, and the model loads uncompiled.
+    optimizer cannot be made of its configuration, a warning says so, and the model loads uncompiled.
 
     A SavedModel holds the computation itself, so custom layers need no code where it is loaded: `tf.saved_model.load`
     (its `serve(x)` works while the object that was loaded lives), TensorFlow Serving, or `keras.layers.TFSMLayer`. It
@@ -142,15 +142,14 @@ def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) ->
         with tempfile.TemporaryDirectory() as folder:
             layer.save_assets(folder)
             twin.load_assets(folder)
-    if compiled is not None:
+    if model.compiled:
         _compile(copy, model, compiled)
     copy.save(path)
 
 
 def _compile(copy: KerasModel, model: KerasModel, config: Any) -> None:
-    """Give the copy the model's optimizer, loss and metrics, if they can be made where the file is loaded."""
+    """Give the copy the model's optimizer, loss and metrics, if they can be made of their configuration."""
     try:
-        _require_known(config)
         copy.compile_from_config(config)
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0][:300]
@@ -160,17 +159,6 @@ def _compile(copy: KerasModel, model: KerasModel, config: Any) -> None:
     if [v.shape for v in old] == [v.shape for v in new]:
         for variable, value in zip(new, old, strict=True):
             variable.assign(value.numpy())
-
-
-def _require_known(config: Any) -> None:
-    """Refuse classes that only their own module knows: Keras would import it here, and may not find it elsewhere."""
-    if isinstance(config, dict):
-        module, registered = config.get("module") or "keras", config.get("registered_name") or ""
-        if not module.startswith(("keras", "builtins")) and ">" not in registered:
-            raise ValueError(f"{config['class_name']} is not registered: @keras.saving.register_keras_serializable().")
-        config = list(config.values())
-    for part in config if isinstance(config, (list, tuple)) else ():
-        _require_known(part)
 
 
 def _with_tables(model: KerasModel) -> list[KerasLayer]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from mirrorkit._keras import keras
 from mirrorkit._types import KerasCallback, KerasModel, Nest
+from mirrorkit.errors import StepError
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
+from mirrorkit.whole import checks_switches
 
 _LOOP = "_mirrorkit_loop"
-
-
-class _Kept(NamedTuple):
-    """The loop of a model, and what it was made for."""
-
-    loop: Loop
-    options: Mapping[str, Any]
-    compiled: object
 
 
 def fit(
@@ -43,7 +36,7 @@ def fit(
     *,
     seed: int | None = None,
     **options: Any,
-) -> keras.callbacks.History:
+) -> KerasCallback:
     """Train a compiled model as Keras's `fit` does, under the strategy in whose scope it was made.
 
     ```python
@@ -99,6 +92,7 @@ def fit(
     return model.history
 
 
+@checks_switches(StepError)
 def evaluate(
     model: KerasModel,
     x: Any = None,
@@ -119,8 +113,9 @@ def evaluate(
     The arguments are those of Keras; see `fit`. Source: https://keras.io/api/models/model_training_apis/
     """
     require_compiled(model)
-    given = {"sample_weight": sample_weight, "steps": steps, "callbacks": callbacks}
-    logs = _loop(model).evaluate(x, y, batch_size=batch_size, verbose=verbose, **given)
+    logs = _loop(model).evaluate(
+        x, y, batch_size=batch_size, verbose=verbose, sample_weight=sample_weight, steps=steps, callbacks=callbacks
+    )
     if return_dict:
         return logs
     values = list(logs.values())
@@ -144,19 +139,20 @@ def predict(
     The arguments are those of Keras; see `fit`. `verbose` prints nothing here.
     Source: https://keras.io/api/models/model_training_apis/
     """
-    none = {} if not callbacks else {"callbacks": callbacks}
-    return _loop(model).predict(x, batch_size=batch_size, steps=steps, **none)
+    given = {"callbacks": callbacks} if callbacks else {}  # which are refused
+    return _loop(model).predict(x, batch_size=batch_size, steps=steps, **given)
 
 
 def _loop(model: KerasModel, options: Mapping[str, Any] | None = None) -> Loop:
     """Return the loop of the last call, unless the model was compiled since, or other options are given."""
-    kept: _Kept | None = vars(model).get(_LOOP)
     compiled = compiled_config(model) if model.compiled else None
-    if kept is not None and kept.compiled is compiled and options in (None, kept.options):
-        return kept.loop
+    loop: Loop | None
+    loop, of_options, of_compiled = vars(model).get(_LOOP, (None, None, None))
+    if loop is not None and of_compiled is compiled and options in (None, of_options):
+        return loop
     options = options or {}
     step = Step.from_compiled(model, **options) if model.compiled else Step(model)
-    steps = getattr(model, "steps_per_execution", 1)
+    steps = model.steps_per_execution
     loop = Loop(model.distribute_strategy, step, steps_per_call=steps if steps > 1 else "auto")
-    vars(model)[_LOOP] = _Kept(loop, options, compiled)  # not by assignment, which Keras would track
+    vars(model)[_LOOP] = loop, options, compiled  # not by assignment, which Keras would track
     return loop

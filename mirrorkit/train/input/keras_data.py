@@ -14,7 +14,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import Batches, Recipe, Split, order_of
 from mirrorkit.errors import DataError, StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import require_switches, whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 _BATCH_SIZE = 32  # Keras's default
@@ -38,8 +38,9 @@ def keras_data(
         DataError: arrays that are none, or differ in length.
     """
     if are_arrays(x):
-        inputs, labels, weights = (keras.tree.map_structure(_array, part) for part in (x, y, sample_weight))
-        split = Split(*map(keras.tree.lists_to_tuples, (inputs, labels)), None, keras.tree.lists_to_tuples(weights))
+        arrays = keras.tree.map_structure(_array, (x, y, sample_weight))
+        inputs, labels, weights = keras.tree.lists_to_tuples(arrays)
+        split = Split(inputs, labels, sample_weight=weights)
         _require_one_length(split)
         return Batches(split, global_batch_size=batch_size or _BATCH_SIZE, shuffle=shuffle, seed=seed)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
@@ -125,6 +126,8 @@ def data_of_fit(
         raise StepError(
             "shuffle goes with arrays and PyDatasets. Shuffle the data: mk.data.batches(..., shuffle=True)."
         )
+    if shuffle is not None:
+        require_switches({"shuffle": shuffle}, StepError)
     if takes_order and shuffle is not False:
         if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
             seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])

@@ -10,8 +10,6 @@ _READS = "tf.data reads ahead by itself; mk.data.source(examples, global_batch_s
 _BATCH = "Use fit, evaluate or predict on data; for a training loop of your own, step.compute and step.update."
 _CURES = {
     **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), _READS),
-    "return_dict": "evaluate returns a dict; mk.evaluate a list.",
-    "verbose": "It prints nothing.",
     "callbacks": "It calls none; fit and evaluate do.",
     **dict.fromkeys(("train_on_batch", "test_on_batch", "predict_on_batch"), _BATCH),
 }

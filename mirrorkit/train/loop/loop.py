@@ -116,6 +116,7 @@ class Loop:
     @one_at_a_time
     def fit(
         self,
+        /,
         x: Any,
         y: Nest = None,
         *,
@@ -253,6 +254,7 @@ class Loop:
     @one_at_a_time
     def evaluate(
         self,
+        /,
         x: Any,
         y: Nest = None,
         *,
@@ -281,7 +283,7 @@ class Loop:
             return passes.test(inputs, hooks)
 
     @one_at_a_time
-    def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
+    def predict(self, /, x: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
