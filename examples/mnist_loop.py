@@ -1,4 +1,4 @@
-"""The ten lines: an MNIST CNN trained by mirrorkit's Loop on as many replicas as there are devices.
+"""An MNIST CNN trained by mirrorkit's Loop on as many replicas as there are devices.
 
 Run: python examples/mnist_loop.py --devices cpu:4
      python -m mirrorkit launch --workers 2 examples/mnist_loop.py

@@ -119,7 +119,7 @@ def test_the_lines_that_change_in_a_script_train_on_two_replicas_what_fit_trains
         monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda strategy=strategy: strategy)
         keras.utils.set_random_seed(0)
         names: dict[str, object] = {}
-        exec(script.replace(".shuffle(60_000)", ""), names)  # each shuffles in another order
+        exec(script.replace("epochs=5", "epochs=5, shuffle=False"), names)  # each shuffles in another order
         weights.append(names["model"].get_weights())
     first, *_ = weights[0]
     assert np.ptp(first) > 0.1  # a Dense layer starts with less
@@ -181,9 +181,9 @@ def test_every_public_module_has_a_reference_page():
     shown = {
         page.stem: re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE) for page in (DOCS / "api").glob("*.md")
     }
-    assert {
-        name: [f"mirrorkit.{name}"] for name in mirrorkit.__all__ if not name.startswith("_")
-    }.items() <= shown.items()
+    expected = {name: [f"mirrorkit.{name}"] for name in mirrorkit.__all__ if not name.startswith("_")}
+    expected["fit"] += [*expected.pop("evaluate"), *expected.pop("predict")]
+    assert expected.items() <= shown.items()
 
 
 def test_a_reference_page_in_the_order_of_use_leaves_nothing_out():
@@ -221,17 +221,12 @@ def test_every_model_is_listed_with_its_size():
     }
 
 
-def test_the_ten_lines_are_ten():
-    first = python_only((ROOT / "README.md").read_text())
-    assert len([line for line in first.splitlines() if line.strip()]) == 10
+def test_the_home_of_the_repository_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 600
 
 
-def test_readme_and_the_site_compare_alike():
-    def table(page):
-        return [line.replace("](docs/", "](") for line in page.read_text().splitlines() if line.startswith("| ")]
-
-    compared = table(DOCS / "why.md")
+def test_each_cell_of_the_comparison_names_its_source():
+    compared = [line for line in (DOCS / "why.md").read_text().splitlines() if line.startswith("| ")]
     assert len(compared) > 10
-    assert [row for row in table(ROOT / "README.md") if row in compared] == compared
     cells = [cell.strip() for row in compared[1:] for cell in row.strip("|").split("|")[1:]]
-    assert [cell for cell in cells if "](" not in cell] == [], "a cell without the page that shows it"
+    assert [cell for cell in cells if "](" not in cell] == []

@@ -54,7 +54,7 @@ def page(text: str, folder: Path = FOLDER) -> str:
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """The pages that have blocks, and their text."""
-    texts = {path: path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]}
+    texts = {path: path.read_text() for path in sorted((root / "docs").glob("*.md"))}
     return {path: text for path, text in texts.items() if "<!-- figures: " in text}
 
 

@@ -1,4 +1,4 @@
-"""README's ten lines and a sample of the tests on pre-releases: `python tests/next/pre_releases.py`.
+"""README's script and a sample of the tests on pre-releases: `python tests/next/pre_releases.py`.
 
 They run in a new virtual environment with the TensorFlow and Keras of `pins.txt`. The sample: the private names that
 mirrorkit uses, the optimizers, and some trainings against plain Keras. Needs the network, and 2 GB of disk for a while.
@@ -47,15 +47,15 @@ def install(folder: Path, requirements: list[str]) -> str | None:
 
 
 def failures(python: Path, outside: Path) -> list[str]:
-    """Run the ten lines in another folder, and the sample; return what failed."""
+    """Run the script in another folder, and the sample; return what failed."""
     sys.path.insert(0, str(ROOT / "tests/package"))
-    from supported_range import ten_lines
+    from supported_range import readme_script
 
-    (outside / "ten_lines.py").write_text(ten_lines())
+    (outside / "readme_script.py").write_text(readme_script())
     # Twice quiet: this is a part of a longer run, whose own summary counts.
     pytest = [python, "-m", "pytest", "-qq", "-n", "2", "-p", "no:cacheprovider"]
     commands = {
-        "README's ten lines": ([python, "ten_lines.py"], outside),
+        "README's script": ([python, "readme_script.py"], outside),
         "tests": ([*pytest, *TESTS], ROOT),
         "equivalence": ([*pytest, "-m", "", *(f"{_ROW}[{row}]" for row in ROWS)], ROOT),
     }

@@ -4,7 +4,7 @@ Run: python tests/package/supported_range.py [--end NAME ...] [--run NAME ...] [
          [--python PATH ...] [--write]
 
 Each end is a version of Python and what pip is asked for beside mirrorkit. Its environment gets mirrorkit's wheel, for
-README's ten lines in another folder, and then this checkout, for the doctor, README's first command and the fast suite.
+README's script in another folder, and then this checkout, for the doctor, README's first command and the fast suite.
 Prints a table. `--write` keeps the results in docs/figures/supported.json (those of other ends and runs stay) and puts
 the table into docs/hardware.md. Needs the network, and 3 GB of disk for a while. The exit code is 1 when something
 failed.
@@ -125,7 +125,7 @@ def first_command() -> list[str]:
     return shlex.split(found[1])
 
 
-def ten_lines() -> str:
+def readme_script() -> str:
     """README's first block of Python."""
     found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert found, "README shows no Python"
@@ -184,11 +184,11 @@ class Environment:
         if run == "wheel":
             self._install(build_wheel(self._folder, self._python))
             outside.mkdir()
-            (outside / "ten_lines.py").write_text(ten_lines())
+            (outside / "readme_script.py").write_text(readme_script())
         else:
             self._install("-e", ".[test]" if run == "suite" else ".")
         commands = {
-            "wheel": ["python", "ten_lines.py"],
+            "wheel": ["python", "readme_script.py"],
             "doctor": ["python", "-m", "mirrorkit", "doctor"],
             "example": ["python", *first_command()],
             "suite": ["pytest", *SUITE, *tests],

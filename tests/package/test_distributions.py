@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
-from supported_range import ROOT, ten_lines
+from supported_range import ROOT, readme_script
 
 import mirrorkit
 
@@ -62,7 +62,7 @@ def test_the_metadata_is_valid(built):
     assert (metadata.name, str(metadata.version)) == ("mirrorkit", mirrorkit.__version__)
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
-    assert ten_lines() in metadata.description
+    assert readme_script() in metadata.description
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
@@ -73,12 +73,12 @@ def test_each_works_in_an_empty_environment(built, tmp_path, kind):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", own, built[kind]], check=True)
     (own / "needed.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    one_step, replaced = re.subn(r"epochs=\d+", "epochs=1, steps_per_epoch=1", ten_lines())
+    one_step, replaced = re.subn(r"epochs=\d+", "epochs=1, steps_per_epoch=1", readme_script())
     assert replaced == 1
-    (tmp_path / "ten_lines.py").write_text(f"{one_step}print(mk.__file__)\n")
+    (tmp_path / "readme_script.py").write_text(f"{one_step}print(mk.__file__)\n")
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MIRRORKIT_DATA")}
     variables["KERAS_HOME"] = str(tmp_path)
-    for command in (["-m", "mirrorkit", "--help"], ["ten_lines.py"]):
+    for command in (["-m", "mirrorkit", "--help"], ["readme_script.py"]):
         done = subprocess.run([python, *command], cwd=tmp_path, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert Path(done.stdout.splitlines()[-1]).is_relative_to(own)

@@ -103,6 +103,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
         lambda fit: fit(dataset().repeat(), epochs=2, steps_per_epoch=3, validation_data=dataset(), validation_steps=2),
     ),
     "steps of arrays": (plain, lambda fit: fit(X, Y, batch_size=16, epochs=2, steps_per_epoch=2, shuffle=False)),
+    "steps alone": (plain, lambda fit: fit(X, Y, epochs=2, steps_per_epoch=3, shuffle=False)),
     "PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, shuffle=False, validation_data=Batches())),
     "generator": (plain, lambda fit: fit(generator(), epochs=2, steps_per_epoch=4)),
     "class weights": (
@@ -128,7 +129,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "weights of both": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, shuffle=False, sample_weight=WEIGHT)),
 }
-FAST = ("arrays", "by position", "split", "PyDataset", "steps of arrays")
+FAST = ("arrays", "by position", "split", "PyDataset", "steps alone")
 
 
 def twins(net: Callable[[], Any], strategy: tf.distribute.Strategy) -> tuple[Any, Any]:

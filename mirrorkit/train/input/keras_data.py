@@ -17,7 +17,6 @@ from mirrorkit.strategy import num_workers, of_all_workers
 from mirrorkit.whole import require_switches, whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
-_BATCH_SIZE = 32  # Keras's default
 
 
 def keras_data(
@@ -42,7 +41,8 @@ def keras_data(
         inputs, labels, weights = keras.tree.lists_to_tuples(arrays)
         split = Split(inputs, labels, sample_weight=weights)
         _require_one_length(split)
-        return Batches(split, global_batch_size=batch_size or _BATCH_SIZE, shuffle=shuffle, seed=seed)
+        size = batch_size or (-(-len(split) // steps) if steps else 32)  # as Keras
+        return Batches(split, global_batch_size=size, shuffle=shuffle, seed=seed)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise StepError(
@@ -109,6 +109,7 @@ def data_of_fit(
     batch_size: int | None,
     validation_batch_size: int | None,
     validation_split: float,
+    steps: int | None,
     validation_steps: int | None,
     shuffle: bool | None,
     seed: int | None,
@@ -132,7 +133,7 @@ def data_of_fit(
         if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
             seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])
         seed = whole_number("seed", seed, StepError, least=0)
-    data = keras_data(strategy, *train, batch_size=batch_size, shuffle=seed is not None, seed=seed or 0)
+    data = keras_data(strategy, *train, batch_size=batch_size, shuffle=seed is not None, seed=seed or 0, steps=steps)
     if validation is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation)
         size = validation_batch_size or (batch_size if are_arrays(parts[0]) else None)

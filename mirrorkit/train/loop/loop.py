@@ -194,6 +194,7 @@ class Loop:
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
             validation_split=validation_split,
+            steps=steps_per_epoch,
             validation_steps=validation_steps,
             shuffle=shuffle,
             seed=seed,
