@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PROJECTS = "Keras|orbit|Accelerate|Fabric|Horovod|DDP|DistributedDataParallel|MirroredStrategy|TFJob"
-MEASURED = {"hardware.md", "speed-details.md"}  # tables of stored runs, which have a date and versions
+# Tables of stored runs, which have a date and versions.
+MEASURED = {"hardware.md", "speed-details.md", "speed-figures.md"}
 
 
 def compares(page: str) -> bool:

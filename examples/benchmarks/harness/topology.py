@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +56,7 @@ class Topology:
             one_core["TF_NUM_INTEROP_THREADS"] = "4"
         tasks = clusters(self.replicas, ps=1 if serving else 0)
         found = []
-        for name, environment in environments(tasks, devices_per_worker="cpu").items():
+        for name, environment in environments(tasks, environ=os.environ, devices_per_worker="cpu").items():
             answers = not serving or tasks[name].task_type == "chief"
             if tasks[name].task_type == "worker":
                 found.append(Member(arguments, {**environment, **one_core}, tasks[name].task_index, answers))

@@ -117,7 +117,7 @@ class Loop:
     def fit(
         self,
         /,
-        x: Any,
+        data: Any,
         y: Nest = None,
         *,
         batch_size: int | None = None,
@@ -142,7 +142,7 @@ class Loop:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
         Args:
-            x: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
+            data: a recipe such as `mk.data.batches(...)`, or a `tf.data.Dataset` of global batches: `(x, y)` or `(x, y,
                 sample_weight)` for a model and its losses; for `Step.from_loss` and a step of your own, any nest of
                 tensors with the rows as first dimension. Or what else Keras's `fit` takes: arrays [N, ...] (also in
                 tuples, lists and dicts), a `keras.utils.PyDataset`, on one worker a generator.
@@ -187,9 +187,10 @@ class Loop:
             )
         epochs = whole_number("epochs", epochs, StepError, least=0)
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
+        is_of_arrays = are_arrays(data)
         data, validation_data, seed = data_of_fit(
             self.strategy,
-            (x, y, sample_weight),
+            (data, y, sample_weight),
             validation_data,
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
@@ -199,7 +200,7 @@ class Loop:
             shuffle=shuffle,
             seed=seed,
         )
-        if are_arrays(x) and steps_per_epoch is not None:  # then the next epoch goes on where the last one stopped
+        if is_of_arrays and steps_per_epoch is not None:  # then the next epoch goes on where the last one stopped
             epochs_of_data = -(-steps_per_epoch * (epochs - initial_epoch) // data.steps_per_epoch)
             data = data.epochs(max(1, epochs_of_data), first=initial_epoch)
         passes = self._built(data)
@@ -256,7 +257,7 @@ class Loop:
     def evaluate(
         self,
         /,
-        x: Any,
+        data: Any,
         y: Nest = None,
         *,
         batch_size: int | None = None,
@@ -269,13 +270,13 @@ class Loop:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
         Args:
-            x, y, batch_size, sample_weight: data as `fit` takes it.
+            data, y, batch_size, sample_weight: as `fit` takes it.
             steps: batches to evaluate; all by default.
             callbacks: Keras callbacks (`on_test_...`).
             verbose: as in `fit`.
         """
         refuse("evaluate", gone)
-        data = keras_data(self.strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+        data = keras_data(self.strategy, data, y, sample_weight, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("evaluate")
         inputs = Input(self.strategy, data, steps=steps)
@@ -284,18 +285,18 @@ class Loop:
             return passes.test(inputs, hooks)
 
     @one_at_a_time
-    def predict(self, /, x: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
+    def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
-            x: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; if the
+            data: a recipe, or a `tf.data.Dataset` of global batches `x`, `(x, y)` or `(x, y, sample_weight)`; if the
                 step has its own function to predict, what that takes. Or arrays, a PyDataset or a generator, as in
                 `fit`.
             batch_size: of arrays; 32 by default.
             steps: batches to predict; all by default.
         """
         refuse("predict", gone)
-        data = keras_data(self.strategy, x, batch_size=batch_size, steps=steps)
+        data = keras_data(self.strategy, data, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("predict")
         inputs = Input(self.strategy, data, steps=steps)
