@@ -18,7 +18,7 @@ class ThreadLocal(threading.local):
     ```
     """
 
-    def __init__(self, **values: Any) -> None:  # called anew in each thread, with the same values
+    def __init__(self, **values: Any) -> None:  # called in each thread, with the same values
         vars(self).update(values)
 
     @contextmanager

@@ -156,7 +156,8 @@ def _compile(copy: KerasModel, model: KerasModel, config: Any) -> None:
         _log.warning("The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s", reason)
         return
     old, new = model.optimizer.variables, copy.optimizer.variables
-    if [v.shape for v in old] == [v.shape for v in new]:
+    shapes_of_old, shapes_of_new = ([variable.shape for variable in some] for some in (old, new))
+    if shapes_of_old == shapes_of_new:
         for variable, value in zip(new, old, strict=True):
             variable.assign(value.numpy())
 

@@ -47,7 +47,7 @@ def fit(
     ```
 
     The arguments are those of Keras's `fit`; `batch_size` is that of the global batch. A further call goes on with the
-    same compiled functions, until the model is compiled anew or other options are given. It is a
+    same compiled functions, until the model is compiled again or other options are given. It is a
     `mk.train.Loop` with a `mk.train.Step.from_compiled`, which say more.
 
     Args:

@@ -18,7 +18,8 @@ from pathlib import Path
 from corpus import ENTRIES, KINDS, Cell, cells, here
 from corpus_on_workers import found_on_workers
 from entries import PLACES, WORKERS, Entry
-from table import heading, put_between
+from pages import put_between
+from table import heading
 
 import mirrorkit as mk
 
@@ -120,7 +121,7 @@ def main() -> int:
     text = f"{head}\n\n{as_markdown(rows, kept)}"
     print(f"\n{text}\n\n{len(red)} cells are not as they should be{': ' if red else '.'}{red or ''}")
     if arguments.write:
-        put_between(arguments.write, BEGIN, END, text)
+        put_between(arguments.write, text, BEGIN, END)
     return 1 if red else 0
 
 

@@ -42,7 +42,7 @@ L = keras.layers
 EVERYWHERE = ("all at once", "synchronized BatchNorm, empty share")
 ALONE = ("SGD", "Dropout", 'loss_scale="dynamic", mixed_float16, overflows', "several inputs and outputs")
 LARGE = ("Adam", "Lion", "clip_norm", "transformer", "all at once")
-OF_THE_CORPUS = [  # steps of one's own, and models that are not built
+OF_THE_CORPUS = [  # custom steps, and models that are not built
     *(entry.name for entry in ENTRIES.values() if entry.kind == "custom training steps"),
     *(name for name in ENTRIES if name.startswith("unbuilt")),
 ]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # where device_choice.py is
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where device_choice.py and pages.py are
 
 import device_choice
 import plain
@@ -32,6 +32,7 @@ import tensorflow as tf
 from cases import CASES, Case
 from cells import Outcome, bar, difference, halves, train
 from on_workers import disagreeing, train_on_workers
+from pages import put_between
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -175,15 +176,6 @@ def heading(count: int, command: str) -> str:
     )
 
 
-def put_between(page: Path, begin: str, end: str, text: str) -> None:
-    """Replace what stands between two lines of a page."""
-    before, found, rest = page.read_text().partition(begin)
-    _, also_found, after = rest.partition(end)
-    if not (found and also_found):
-        raise SystemExit(f"{page} lacks the lines {begin!r} and {end!r}, between which the table belongs.")
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
-
-
 def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -204,7 +196,7 @@ def main() -> int:
     text = f"{head}\n\n{as_markdown(rows, WHERE)}"
     print(f"\n{text}\n\n{len(red)} cells differ by more than rounding explains{': ' if red else '.'}{red or ''}")
     if arguments.write:
-        put_between(arguments.write, BEGIN, END, text)
+        put_between(arguments.write, text, BEGIN, END)
     return 1 if red else 0
 
 

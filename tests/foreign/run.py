@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "equivalence"))
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "equivalence")]
 
+from pages import put_between
 from recorder import RESULTS
-from table import heading, put_between
+from table import heading
 
 from mirrorkit import subprocesses
 
@@ -178,7 +179,7 @@ def main() -> int:
     text = f"{_heading(sum(found.tests for found in outcomes.values()))}\n\n{as_markdown(outcomes)}"
     print(f"\n{text}")
     if arguments.write:
-        put_between(arguments.write, BEGIN, END, text)
+        put_between(arguments.write, text, BEGIN, END)
     return 1 if any(found.failed for found in outcomes.values()) else 0
 
 

@@ -189,6 +189,13 @@ def test_evaluate_is_that_of_keras(pair: tuple[Any, Any], call: Call) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
+def test_progress_is_shown_as_asked(pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """By default too, where Keras's progress bar asks for more than a silent evaluation does."""
+    for verbose in ("auto", 1, 2, 0):
+        mk.evaluate(pair[1], X, Y, batch_size=24, verbose=verbose)
+        assert ("3/3" in capsys.readouterr().out) == (verbose != 0)
+
+
 def test_the_results_of_several_outputs_come_in_the_order_of_keras(strategy_of: Any) -> None:
     model, ours = twins(of_two, strategy_of("mirrored", 2))
     expected = model.evaluate(PAIR, TWO, batch_size=70, verbose=0)
@@ -262,6 +269,20 @@ def test_a_further_call_goes_on_and_compiles_nothing(strategy_of: Any, monkeypat
     assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
     mk.fit(ours, X, Y, batch_size=35, verbose=0, clip_norm=1.0)
     assert len(made) == 1
+
+
+def test_a_further_call_keeps_the_loss_scale_that_keras_added(strategy_of: Any) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy_of("mirrored", 2).scope():
+            model = plain()
+    finally:
+        keras.config.set_dtype_policy(before)
+    losses = [mk.fit(model, X, Y, batch_size=35, verbose=0, shuffle=False).history["loss"][0] for _ in range(2)]
+    assert losses[1] < losses[0]
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert mk.fit(model, X, Y, batch_size=35, verbose=0, shuffle=False, clip_norm=1.0).history["loss"][0] < losses[1]
 
 
 def test_a_model_may_be_compiled_again_with_frozen_layers(strategy_of: Any) -> None:

@@ -280,7 +280,7 @@ class Loop:
         passes = self._built(data)
         passes.step.require("evaluate")
         inputs = Input(self.strategy, data, steps=steps)
-        hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, steps=inputs.steps)
+        hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, epochs=1, steps=inputs.steps)
         with explained(self.strategy, data):
             return passes.test(inputs, hooks)
 

@@ -61,7 +61,8 @@ def compile_model(
 
     Keras callbacks look for `model.optimizer`, and a saved model should know how it was trained.
     """
-    if getattr(model, "compiled", False) and model.optimizer is optimizer:
+    compiled = getattr(model, "optimizer", None)
+    if getattr(compiled, "inner_optimizer", compiled) is optimizer and model.compiled:
         return
     # Not `model.compile`, which may be the user's own.
     keras.Model.compile(

@@ -122,7 +122,10 @@ def test_a_compiled_float16_model_brings_its_scale(strategy_of: Any, numbers: An
     step = mk.train.Step.from_compiled(model)
     loop = mk.train.Loop(strategy, step)
     assert isinstance(step.optimizer, keras.optimizers.SGD)
-    assert step.model.optimizer is step.optimizer  # callbacks set its learning rate
+    assert step.model.optimizer.inner_optimizer is step.optimizer
+    step.model.optimizer.learning_rate = 0.02  # as callbacks set it
+    assert step.optimizer.learning_rate.numpy() == pytest.approx(0.02)
+    step.optimizer.learning_rate = 0.01
     assert step.current_loss_scale == 2.0**15
     before = model.get_weights()
     train(loop, cut(*numbers, sizes=[30]) * 9)  # the first ones overflow
