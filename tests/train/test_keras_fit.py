@@ -18,7 +18,7 @@ from training_helpers import assert_same_logs, largest_difference
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, StepError
-from mirrorkit.train.input.keras_data import PyBatches
+from mirrorkit.train.input.keras_data import PyBatches, keras_data
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 3))  # float64, of which Keras makes float32
@@ -129,7 +129,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "weights of both": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, shuffle=False, sample_weight=WEIGHT)),
 }
-FAST = ("arrays", "by position", "split", "PyDataset", "steps alone")
+FAST = ("arrays", "by position", "split", "PyDataset", "steps alone", "steps of arrays")
 
 
 def twins(net: Callable[[], Any], strategy: tf.distribute.Strategy) -> tuple[Any, Any]:
@@ -236,6 +236,14 @@ def test_a_shuffle_is_that_of_the_seed_in_the_report(strategy_of: Any) -> None:
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0).report.seed == first.report.seed
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0, seed=3).report.seed == 3
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0, shuffle=False).report.seed is None
+
+
+def test_arrays_have_the_dtypes_that_keras_gives_them(strategy_of: Any) -> None:
+    """Of floats its floatx; a `train_step` of the user's may see the difference."""
+    recipe = keras_data(strategy_of("one_device", 1), {"a": X, "n": [CLASSES]}, Y.astype("float64"), WEIGHT)
+    inputs, targets, weights = recipe.element_spec
+    assert (inputs["a"].dtype, inputs["n"][0].dtype) == (tf.float32, tf.int64)
+    assert (targets.dtype, weights.dtype) == (tf.float32, tf.float32)
 
 
 def test_the_batches_of_a_pydataset_are_shuffled_anew_in_each_epoch() -> None:
