@@ -69,6 +69,22 @@ IMPROVEMENTS = (
         'jit_compile="auto" leaves XLA off',
     ),
     Names(
+        "tensorflow.python.ops.gen_stateless_random_ops_v2",
+        "stateless_random_get_key_counter stateless_random_normal_v2 stateless_random_uniform_v2",
+        "train/reduce/xla_draws.py",
+        "test_xla_draws.py",
+        "every random float is drawn there: under XLA too, they are to be TensorFlow's",
+        'XLA draws other random numbers, and jit_compile="auto" leaves it off where a step draws some',
+    ),
+    Names(
+        "tensorflow.python.ops.random_ops_util",
+        "get_key_counter_alg",
+        "train/reduce/xla_draws.py",
+        "test_xla_draws.py",
+        "the key that TensorFlow makes of a seed; XLA makes another of a seed that is negative or has 64 bits",
+        "the same",
+    ),
+    Names(
         "keras.metrics.MeanSquaredError.__init__",
         "_direction",
         "train/totals/metrics.py",

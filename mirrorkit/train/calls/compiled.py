@@ -188,12 +188,8 @@ class Calls:
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)
             many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
-            with_xla = bool(self.jit_compile) and data.on_device and sizes is not None and None not in sizes
-            if with_xla and self.jit_compile == xla.AUTO:
-                with_xla = xla.takes(many, *arguments)
-            # AutoGraph would rewrite the user's code too, and with it the errors that it raises.
-            compiled = tf.function(many, autograph=False, jit_compile=with_xla or None)
-            self._traces[function, specs] = compiled.get_concrete_function(*arguments)
+            as_a_whole = data.on_device and sizes is not None and None not in sizes
+            self._traces[function, specs], _ = xla.trace(many, as_a_whole and self.jit_compile, *arguments)
         return self._traces[function, specs]
 
     def _counted(self, what: Pass, data: EpochIterator, sizes: Sizes) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -34,7 +34,6 @@ class TraceOnce:
 
     def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False, reads: bool = False) -> None:
         self._reads, self._jit_compile, self._function = reads, jit_compile, function
-        self._compiled: dict[bool, Any] = {}  # the function with and without XLA
         self._traces: dict[str, ConcreteFunction] = {}
 
     @property
@@ -57,12 +56,7 @@ class TraceOnce:
         specs = tf.nest.map_structure(_spec, args)
         key = repr(tf.nest.map_structure(lambda x: f"in {x.shape}" if isinstance(x, tf.Variable) else x, specs))
         if key not in self._traces:
-            with_xla = bool(self._jit_compile)
-            if self._jit_compile == xla.AUTO:
-                with_xla = outside_replica(lambda: xla.takes(self._function, *specs))
-            if with_xla not in self._compiled:
-                self._compiled[with_xla] = tf.function(self._function, autograph=False, jit_compile=with_xla or None)
-            trace = outside_replica(lambda: self._compiled[with_xla].get_concrete_function(*specs))
+            trace, with_xla = outside_replica(lambda: xla.trace(self._function, self._jit_compile, *specs))
             _require_pure(trace, self._reads)
             if with_xla and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 raise StepError(

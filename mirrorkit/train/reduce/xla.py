@@ -1,7 +1,8 @@
 """Whether XLA compiles a function without being asked to, which `jit_compile="auto"` leaves to mirrorkit.
 
-It does on one GPU, where the result stays the same. XLA draws other random floats than TensorFlow, so what draws some
-is left to TensorFlow: N replicas and another device would draw other numbers. On several GPUs nobody has measured it.
+It does on one GPU, where the result stays the same. What draws random numbers that XLA draws otherwise, and that
+`xla_draws.py` does not make of whole numbers, is left to TensorFlow: N replicas and another device would draw other
+numbers. On several GPUs nobody has measured it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.strategy import is_parameter_server, replica_devices
+from mirrorkit.train.reduce.xla_draws import compiled
 
 AUTO = "auto"  # of `Step(jit_compile=)`
-# Kinds of operations that draw; with whole numbers XLA draws the same, and keys and counters are some.
-_DRAWS = re.compile(r"Stateless(?!If$|While$|Case$|Random(GetAlg|GetKeyCounter|UniformFullInt|UniformInt))")
+# Kinds of operations that draw; of whole numbers XLA draws the same.
+_DRAWS = re.compile(r"Stateless(?!If$|While$|Case$|Random(GetAlg|UniformFullInt|UniformInt))")
 _CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}  # which XLA leaves out
 # Errors of the attempt itself, which needs all variables on one device; where the function runs, it does not.
 _OF_THE_ATTEMPT = ("get_compiler_ir", "located in device")
+_UNKNOWN_SIZE = re.compile(r"\w\[(\d+,)*<=\d")  # in a program of XLA: f32[6,<=8,3]
 _log = logging.getLogger("mirrorkit")
 
 
@@ -48,6 +51,12 @@ def tell_left_off(why: str) -> None:
     _log.info('jit_compile="auto" leaves XLA off on this GPU: %s.', why)
 
 
+def trace(function: Callable[..., Nest], jit_compile: bool | str, *args: Nest) -> tuple[ConcreteFunction, bool]:
+    """Return the trace of a function for these arguments, and whether XLA compiles it; runs nothing."""
+    with_xla = takes(function, *args) if jit_compile == AUTO else bool(jit_compile)
+    return compiled(function, with_xla=with_xla).get_concrete_function(*args), with_xla
+
+
 def takes(function: Callable[..., Nest], *args: Nest) -> bool:
     """Return whether XLA can compile a function of nests of tensors, or specs, with the same result; runs nothing.
 
@@ -63,14 +72,14 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
         result = function(*tf.nest.pack_sequence_as(args, values))
         return [value for value in tf.nest.flatten(result) if value is not None]
 
-    compiled = tf.function(of_tensors, autograph=False, jit_compile=True)
-    why = _objection(compiled, compiled.get_concrete_function(*specs), specs)
+    tried = compiled(of_tensors, with_xla=True)
+    why = _objection(tried, tried.get_concrete_function(*specs), specs)
     if why:
         tell_left_off(why)
     return why is None
 
 
-def _objection(compiled: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) -> str | None:
+def _objection(tried: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) -> str | None:
     graph = trace.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     if drawn := next((node.name for node in nodes if _DRAWS.match(node.op)), None):
@@ -90,10 +99,13 @@ def _objection(compiled: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without the name of a device TensorFlow draws a number to find one
-            compiled.experimental_get_compiler_ir(*specs)(stage="hlo", device_name=device)
+            program = tried.experimental_get_compiler_ir(*specs)(stage="hlo", device_name=device)
     except Exception as error:  # TensorFlow does not say which
         if not any(sign in str(error) for sign in _OF_THE_ATTEMPT):
             return f"XLA cannot compile it: {_first_line(error)}"
+    else:
+        if _UNKNOWN_SIZE.search(program):
+            return "a size depends on values, where XLA may compute with the largest one"
     return _broken(device)
 
 

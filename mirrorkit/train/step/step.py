@@ -63,7 +63,7 @@ class Step:
             first batch.
         jit_compile: compile a replica's forward and backward pass with XLA; on a single replica with `mk.data.resident`
             whole calls: data, model and update become one program. XLA checks no values. "auto": on one GPU, if XLA can
-            compile it and nothing is random (docs/speed.md#xla). Convolutions on CPUs become many times slower.
+            compile it with the same results (docs/speed.md#xla). Convolutions on CPUs become many times slower.
         shard_optimizer: let each of N replicas keep and update 1/N of the optimizer's slots (ZeRO-1, Rajbhandari et al.
             2020, arXiv:1910.02054), for the same weights and checkpoints; under mirrored and multi_worker. Each update
             gathers the new weights from all replicas. The optimizer must be Keras's SGD, Adam, AdamW, Nadam, Adamax,
