@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -16,6 +16,10 @@ _INSTALL = (
 _REPAIR = (
     "In a container: --gpus all, and NVIDIA_DRIVER_CAPABILITIES=compute,utility. Elsewhere repair the driver "
     "(nvidia-smi must list the GPUs), and see that LD_LIBRARY_PATH names no other libcuda."
+)
+_NEWER = (
+    "Install a newer TensorFlow, or use NVIDIA's container (nvcr.io/nvidia/tensorflow). Otherwise the first step takes "
+    "half an hour, or fails with CUDA_ERROR_INVALID_PTX or CUDA_ERROR_INVALID_HANDLE."
 )
 # What TensorFlow logs, and only logs, where it leaves GPUs out; without the time and place in front.
 _COMPLAINT = re.compile(
@@ -32,6 +36,8 @@ class Facts:
     device_files: int  # /dev/nvidia0 and so on
     tensorflow: int  # GPUs that TensorFlow found
     built_with_cuda: bool
+    capabilities: Sequence[str] = ()  # of the GPUs that TensorFlow found: "9.0"
+    built_for: Sequence[str] = ()  # "sm_80", "compute_90"
 
 
 def findings(facts: Facts, *, log: str, visible: str | None, workers_here: int) -> Iterator[Finding]:
@@ -53,6 +59,13 @@ def findings(facts: Facts, *, log: str, visible: str | None, workers_here: int) 
         is_of_driver = not facts.driver or re.search("cuInit|cuda drivers", log)
         cure = _REPAIR if is_of_driver and facts.built_with_cuda else _INSTALL
         yield Finding("GPUs", "failure", f"TensorFlow uses {facts.tensorflow} of {there}{of}{said}", cure)
+    # Kernels run on all GPUs with the same number before the dot. On newer ones the driver compiles them, or cannot.
+    with_kernels = {name.split("_")[-1][:-1] for name in facts.built_for}
+    if facts.built_for and (new := {one for one in facts.capabilities if one.split(".")[0] not in with_kernels}):
+        found = (
+            f"compute capability {', '.join(sorted(new))}; this TensorFlow has kernels for {', '.join(facts.built_for)}"
+        )
+        yield Finding("GPU kernels", "warning", found, _NEWER)
     if facts.tensorflow and workers_here > 1 and visible is None:
         found = f"each of the {workers_here} workers on this machine would take all {facts.tensorflow} GPUs"
         cure = "Give each its own: srun --gpus-per-task=1, or CUDA_VISIBLE_DEVICES where the workers are started."

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from glob import glob
+from typing import Any
 
 from mirrorkit import processor
 from mirrorkit.doctor import gpus
@@ -94,8 +95,15 @@ def _answer(require: str | None) -> tuple[list[Finding], gpus.Facts | None]:
         device_files=len(glob("/dev/nvidia[0-9]*")),
         tensorflow=found,
         built_with_cuda=bool(tf.test.is_built_with_cuda()),
+        capabilities=[_capability(tf, gpu) for gpu in tf.config.list_physical_devices("GPU")],
+        built_for=tf.sysconfig.get_build_info().get("cuda_compute_capabilities", []),
     )
     return findings, facts
+
+
+def _capability(tf: Any, gpu: Any) -> str:
+    major, minor = tf.config.experimental.get_device_details(gpu).get("compute_capability", ("unknown", ""))
+    return f"{major}.{minor}"
 
 
 def _onednn() -> Iterator[Finding]:

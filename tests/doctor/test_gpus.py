@@ -72,6 +72,17 @@ def test_workers_that_would_share_all_gpus_are_named():
     assert "srun --gpus-per-task=1" in memory.cure
 
 
+@pytest.mark.parametrize(("capability", "has_kernels"), [("8.6", True), ("9.0", True), ("12.0", False)])
+def test_a_gpu_newer_than_tensorflow_is_named(capability, has_kernels):
+    built_for = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # of TensorFlow 2.21
+    used, *others = conclusions({**TWO, "capabilities": ["8.0", capability], "built_for": built_for})
+    assert used.status == "ok"
+    assert len(others) == (not has_kernels)
+    for finding in others:
+        assert finding.found.startswith("compute capability 12.0; this TensorFlow has kernels for sm_60")
+        assert "newer TensorFlow" in finding.cure
+
+
 def test_the_log_of_an_older_tensorflow_is_read_too():
     log = "2024-11-22 10:00:00.1: W tensorflow/core/gpu_device.cc:2343] Cannot dlopen some GPU libraries. Please see.\n"
     (found,) = conclusions(NONE_USED, log=log)
