@@ -23,7 +23,7 @@ part() { # part NAME COMMAND...
 }
 
 new_environment() { # new_environment EXTRAS
-    part "virtual environment" "${PYTHON:-python3}" -m venv "$work/venv" || exit 1
+    part "virtual environment" "${PYTHON:-python3}" -m venv --upgrade-deps "$work/venv" || exit 1
     # shellcheck disable=SC1091
     source "$work/venv/bin/activate"
     part "install" pip install -qq -e ".[$1]" || exit 1

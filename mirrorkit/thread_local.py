@@ -12,6 +12,8 @@ class ThreadLocal(threading.local):
     """Attributes that every thread begins with, and that `set` replaces for a block.
 
     ```python
+    from mirrorkit.thread_local import ThreadLocal
+
     _within = ThreadLocal(alone=False)
     with _within.set(alone=True):
         _within.alone    # True here, and False in other threads

@@ -7,6 +7,7 @@ from typing import Any
 
 from mirrorkit._types import KerasCallback, KerasModel, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.loop.arguments import refuse
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
@@ -139,8 +140,9 @@ def predict(
     The arguments are those of Keras; see `fit`. `verbose` prints nothing here.
     Source: https://keras.io/api/models/model_training_apis/
     """
-    given = {"callbacks": callbacks} if callbacks else {}  # which are refused
-    return _loop(model).predict(x, batch_size=batch_size, steps=steps, **given)
+    if callbacks:
+        refuse("predict", {"callbacks": callbacks})
+    return _loop(model).predict(x, batch_size=batch_size, steps=steps)
 
 
 def _loop(model: KerasModel, options: Mapping[str, Any] | None = None) -> Loop:

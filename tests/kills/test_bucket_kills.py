@@ -59,8 +59,8 @@ def test_kills_within_uploads_change_no_bit_and_leave_nothing_that_cannot_be_rea
         target = newest() + 10
         with started() as job:
             jobs.until(lambda: watching.progress_of(log)[1] >= target, "the step", by=job.process)
+            jobs.until(lambda: newest() > 0, "a checkpoint", by=job.process)
             killed(job, 1)
-        assert newest() > 0
         with started() as job:
             assert job.end() == 0, job.text[-4000:]
         assert network.faults

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -73,9 +72,7 @@ def test_each_works_in_an_empty_environment(built, tmp_path, kind):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", own, built[kind]], check=True)
     (own / "needed.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    one_step, replaced = re.subn(r"epochs=\d+", "epochs=1, steps_per_epoch=1", readme_script())
-    assert replaced == 1
-    (tmp_path / "readme_script.py").write_text(f"{one_step}print(mk.__file__)\n")
+    (tmp_path / "readme_script.py").write_text(f"{readme_script()}print(mk.__file__)\n")
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MIRRORKIT_DATA")}
     variables["KERAS_HOME"] = str(tmp_path)
     for command in (["-m", "mirrorkit", "--help"], ["readme_script.py"]):

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from placement_subjects import pictures
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.step import clock
 from mirrorkit.train.totals import metrics
@@ -161,7 +161,7 @@ def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_operations, "_within", SimpleNamespace())  # the wrappers look elsewhere
+    monkeypatch.setattr(keras_operations, "_within", ThreadLocal(names=(), totals=None))  # the wrappers look elsewhere
     monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())
     train = _report(_net(), _batches())["train"]
     (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]

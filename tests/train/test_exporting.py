@@ -125,7 +125,7 @@ def test_a_new_process_predicts_the_same(strategy_of: Any, run_python: Any, tmp_
 
     export("trained", loop, model, images)
     with loop.step.averaged():
-        averages = keras.models.clone_model(model)
+        averages = image_net()
         averages.set_weights(model.get_weights())
     export("averaged", loop.step, averages, images, averaged=True)
     for name, (one, inputs) in models.items():
@@ -144,7 +144,8 @@ def test_a_new_process_predicts_the_same(strategy_of: Any, run_python: Any, tmp_
                 arrays = dict(arrays)
             expected = [arrays.pop(name) for name in sorted(arrays) if name.startswith("arr_")]
             x = tf.nest.map_structure(tf.constant, arrays if len(arrays) > 1 else arrays["x"])
-            predictions = {{file.stem: tf.saved_model.load(str(folder / file.stem)).serve(x)}}
+            served = tf.saved_model.load(str(folder / file.stem))
+            predictions = {{file.stem: served.serve(x)}}
             if file.with_suffix(".keras").exists():
                 model = keras.saving.load_model(file.with_suffix(".keras"))
                 assert not model.compiled

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Never
 
 from mirrorkit._types import KerasCallback, Nest
 from mirrorkit.errors import StepError
@@ -137,7 +138,7 @@ class Loop:
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
-        **gone: Any,
+        **gone: Never,
     ) -> Report:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
@@ -265,7 +266,7 @@ class Loop:
         steps: int | None = None,
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = 0,
-        **gone: Any,
+        **gone: Never,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
@@ -285,7 +286,7 @@ class Loop:
             return passes.test(inputs, hooks)
 
     @one_at_a_time
-    def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Any) -> Nest:
+    def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Never) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
