@@ -112,6 +112,18 @@ def test_variables_made_outside_of_the_scope(where: Any, strategy_of: Any) -> No
         mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
 
 
+def test_a_layer_that_is_adapted_after_the_scope(strategy_of: Any, numbers: Any) -> None:
+    """It has no variables before."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        layer = L.Normalization()
+        model = keras.Sequential([layer, L.Dense(1)])
+        model.compile("sgd", "mse")
+    layer.adapt(numbers[0])
+    with pytest.raises(StepError, match=r"'normalization.*/mean' was not .*`adapt`"):
+        mk.fit(model, *numbers, verbose=0)
+
+
 def _frozen() -> Any:
     model = _net()
     model.trainable = False

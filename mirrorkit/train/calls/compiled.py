@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
 from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
-from mirrorkit.train.calls.errors import explained_call, explained_data, require_known_length
+from mirrorkit.train.calls.errors import explained_call, explained_data, explained_trace, require_known_length
 from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce import xla
@@ -189,7 +189,8 @@ class Calls:
             arguments = data.source, totals, _number(0), _number(0)
             many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
             as_a_whole = data.on_device and sizes is not None and None not in sizes
-            self._traces[function, specs], _ = xla.trace(many, as_a_whole and self.jit_compile, *arguments)
+            with explained_trace(sizes if any(name[0] == what for name, _ in self._traces) else None):
+                self._traces[function, specs], _ = xla.trace(many, as_a_whole and self.jit_compile, *arguments)
         return self._traces[function, specs]
 
     def _counted(self, what: Pass, data: EpochIterator, sizes: Sizes) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit.data import undecodable_image
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import INPUT_NAME
-from mirrorkit.train.requirements.same_rows import asserted_rows
+from mirrorkit.train.requirements.same_rows import ANY_ROWS, asserted_rows
 from mirrorkit.train.totals.labels import label_fault
 
 # TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
@@ -19,6 +19,9 @@ _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of
 _INDEX = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\).*?{{node (\S+)}}", re.DOTALL)
 _SHAPE = re.compile(
     r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\]).*?" + INPUT_NAME, re.DOTALL
+)
+_SIZES = re.compile(
+    r"^((?:Incompatible shapes|Input to reshape|Matrix size-incompatible).*?)\s*\[\[{{node (\S+)}}", re.MULTILINE
 )
 _TEXT = re.compile(r"Cast string to (\w+) is not supported")
 _OTHER_SHARES = "Inputs to operation AddN of type AddN must have the same size and shape"  # of Keras's own mean
@@ -73,6 +76,9 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
             f"An input of the model has the shape {shape}{at}, in a replica's rows; the model takes {wanted}. All "
             "batches of the data must have that shape, except for their rows."
         )
+    if found := _SIZES.search(message):
+        said, node = found.groups()
+        return DataError(f"{said} ({_layer(node)}{at}.) {ANY_ROWS}")
     return None
 
 

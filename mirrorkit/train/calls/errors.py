@@ -16,6 +16,7 @@ from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.calls.data_errors import explain
 from mirrorkit.train.input.epoch import COMPONENT, EpochIterator, other_size
+from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 
 _log = logging.getLogger("mirrorkit")
 
@@ -119,6 +120,20 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str]) -> Iterato
         raise StepError(
             f"XLA cannot compile this loop's calls: {said[0].strip()} Leave that operation out of the model and of "
             "the data's map, give a loop maximum_iterations, or give Step jit_compile=False."
+        ) from error
+
+
+@contextmanager
+def explained_trace(sizes: Sequence[int | None] | None) -> Iterator[None]:
+    """Say for which sizes of batches no call can be made, where one of others could; None: there was none."""
+    try:
+        yield
+    except Exception as error:  # whatever a user's code may raise
+        if sizes is None or isinstance(error, StepError):
+            raise
+        raise StepError(
+            f"A batch of {sizes[-1] or 'any number of'} examples cannot be computed, as those before could: "
+            f"{told(error)} {ANY_ROWS}"
         ) from error
 
 

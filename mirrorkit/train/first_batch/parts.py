@@ -65,16 +65,17 @@ def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool, fun
             try:
                 outside_replica(_Parts(step, batch, training=training, functions=functions).compare)
             except NotChecked as failed:
-                if outside_replica(lambda: _are_computed(step, batch, training)):
-                    raise
+                for shares in (step.strategy.num_replicas_in_sync, 1):
+                    if outside_replica(functools.partial(_are_computed, step, batch, training, shares)):
+                        raise
                 _log.warning("%s", failed)  # the training will say more, or works where this does not
 
 
-def _are_computed(step: Supervised, batch: UnpackedBatch, training: bool) -> bool:
-    """Return whether the shares of a batch can be computed, as its few rows could not."""
+def _are_computed(step: Supervised, batch: UnpackedBatch, training: bool, shares: int) -> bool:
+    """Return whether a batch can be computed in so many shares, as its few rows could not."""
     rows = np.arange(tf.nest.flatten(batch.x)[0].shape[0])
     try:
-        for own in np.array_split(rows, step.strategy.num_replicas_in_sync):
+        for own in np.array_split(rows, shares):
             on_one_shard(step.functions, step.values(), take(batch.present, own), training=training)
     except Exception:  # whatever a user's code may raise: labels that are no classes, a function for graphs only
         return False
@@ -265,7 +266,8 @@ class _Parts:
                 yield (
                     f"A layer adds {total:.6g} to the loss (add_loss or activity_regularizer) for {SEEN} rows, but the "
                     f"mean over parts of them is {mean:.6g}: {values[0]:.6g} for {PARTS[0]} rows, {values[1]:.6g} for "
-                    f"{PARTS[1]}. Add a mean over the rows (keras.ops.mean) of what each row gives by itself."
+                    f"{PARTS[1]}. Add a mean over the rows (keras.ops.mean) of what each row gives by itself. An "
+                    "activity_regularizer returns the sum over the rows, by whose number Keras divides it."
                 )
 
     def _state(self) -> Iterator[str]:

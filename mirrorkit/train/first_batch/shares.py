@@ -25,6 +25,7 @@ from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
@@ -107,9 +108,7 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
         raise
     except Exception as error:  # whatever a user's step may raise
         raise StepError(
-            f"{name} cannot be run on {rows} rows and on shares of them: {type(error).__name__}: {error} On several "
-            "replicas it is given fewer rows than a batch has. Take their number from the data "
-            "(tf.shape(x)[0]), not from a constant batch size."
+            f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {ANY_ROWS}"
         ) from error
     for whole, parts in zip(wholes, all_parts, strict=True):
         for found in _differences(step, whole, parts, what):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from mirrorkit.errors import StepError
+from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 
 T = TypeVar("T")
 
@@ -19,9 +20,8 @@ class NotChecked(StepError):
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
-            f"The first batch could not be checked for {name!r}: {type(error).__name__}: {error}. Before the first "
-            "step on several shards, a few of its rows are computed outside of the training. A replica may get any "
-            "number of rows, so any number must work: take it from the data (tf.shape(x)[0]). If this is right, write "
+            f"The first batch could not be checked for {name!r}: {told(error)} Before the first step on several "
+            f"shards, a few of its rows are computed outside of the training. {ANY_ROWS} If this is right, write "
             f"Step(..., unchecked=({name!r},))."
         )
 
@@ -47,10 +47,10 @@ def tried(name: str, check: Callable[[], Iterable[str]], *, may_fail: bool = Fal
             raise NotChecked(name, failed.__cause__ or failed) from failed.__cause__
     except Exception as error:
         if may_fail:
-            yield f"Its check failed: {type(error).__name__}: {error}."
+            yield f"Its check failed: {told(error)}"
             return
         raise StepError(
             "Before the first step on several shards, a few rows of the first batch and parts of them are checked. The "
-            f"parts failed for {name!r}: {type(error).__name__}: {error}. A replica may get any number of rows, so any "
-            f"number must work. If this is right, write Step(..., unchecked=({name!r},))."
+            f"parts failed for {name!r}: {told(error)} {ANY_ROWS} If this is right, write Step(..., "
+            f"unchecked=({name!r},))."
         ) from error

@@ -46,13 +46,18 @@ def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strat
         ) from error
 
 
+IN_SCOPE = (
+    "Inside `with strategy.scope():` create model and optimizer, load_model, and do what makes a layer's variables if "
+    "it has none yet: `build`, `adapt`, the first call."
+)
+
+
 def require_in_scope(model: KerasModel, strategy: tf.distribute.Strategy) -> None:
     """Refuse a model that was created outside of the strategy's scope, where its variables would be too."""
     for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.Model) and part.distribute_strategy is not strategy:
             raise StepError(
-                f"The model {part.name!r} was not created in the scope of this {class_name(strategy)}. Create model "
-                "and optimizer inside `with strategy.scope():`, and load_model there too."
+                f"The model {part.name!r} was not created in the scope of this {class_name(strategy)}. {IN_SCOPE}"
             )
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,8 @@ _LONGEST = 400  # bytes of the names of callbacks that workers compare
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
+
+_SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # of learning rates
 
 _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and what else could be asked
     True: ": under parameter servers it comes once per call of many steps, since workers take steps at the same time. "
@@ -72,7 +75,9 @@ def callback_list(
             "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
-    _refuse_without_averages(given, getattr(model, "optimizer", None))
+    _refuse_by_optimizer(given, getattr(model, "optimizer", None))
+    if any(isinstance(callback, keras.callbacks.TensorBoard) for callback in given) and not find_spec("tensorboard"):
+        raise StepError("The callback TensorBoard needs tensorboard, which is not installed: pip install tensorboard.")
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -112,9 +117,15 @@ def _collective(callback: Any) -> str | None:
     return "".join([type(callback).__name__, *periods])
 
 
-def _refuse_without_averages(given: Sequence[Any], optimizer: Any) -> None:
-    """Refuse `SwapEMAWeights` where the optimizer has no averages: Keras says so only after the first epoch."""
+def _refuse_by_optimizer(given: Sequence[Any], optimizer: Any) -> None:
+    """Refuse callbacks for which the optimizer has no averages, or no rate to set: Keras says so in the training."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for callback in given if inner is not None else ():
+        if isinstance(callback, _SETTERS) and not hasattr(getattr(inner, "learning_rate", None), "assign"):
+            raise StepError(
+                f"{type(callback).__name__} sets the learning rate, which this optimizer takes from a schedule or a "
+                "function. Give the optimizer a number, learning_rate=0.1, or leave the callback out."
+            )
     has_averages = any(getattr(one, "use_ema", False) for one in getattr(inner, "optimizers", [inner]))
     if not has_averages and any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given):
         raise StepError(

@@ -11,6 +11,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
+from mirrorkit.train.keras_model.building import IN_SCOPE
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.variables import native, path
@@ -208,7 +209,7 @@ def check_variables(strategy: tf.distribute.Strategy, variables: Sequence[Variab
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise StepError(
                 f"The variable {path(variable)!r} was not created in the scope of this {class_name(strategy)}. "
-                "Create model and optimizer inside `with strategy.scope():`, and load_model there too."
+                f"{IN_SCOPE}"
             )
 
 

@@ -12,6 +12,11 @@ from mirrorkit.data import HOST
 from mirrorkit.errors import DataError, StepError
 
 _ASSERTED = "All components of a batch need a row for each example; found different numbers of rows:"  # an assertion
+_AROUND = re.compile(r"\x1b\[\d*m|{{function_node \S+}}|\[Op:.*|Arguments received by .*", re.DOTALL)
+ANY_ROWS = (
+    "A batch, and a replica's share of it, may have any number of rows: take it from the data (tf.shape(x)[0]), not "
+    "from a constant batch size."
+)
 _FAILED = re.compile(re.escape(_ASSERTED) + r" (.*?)\] \[([\d ]+)\] \[(-?\d+)\]")
 
 
@@ -54,6 +59,11 @@ def asserted_rows(message: str) -> tuple[str, int] | None:
     """Return what a failed assertion of `with_same_rows` says, and of which batch (-1: not known)."""
     found = _FAILED.search(message)
     return found and (_fault(found[1].split(", "), found[2].split()), int(found[3]))
+
+
+def told(error: BaseException) -> str:
+    """Return the kind and the words of an error in one line, without what Keras and TensorFlow add to them."""
+    return f"{type(error).__name__}: {' '.join(_AROUND.sub('', str(error)).split()).rstrip('.')}."
 
 
 def names_of(element: Nest) -> list[str]:

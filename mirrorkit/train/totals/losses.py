@@ -73,13 +73,13 @@ class Losses:
 
     @property
     def log_names(self) -> list[str]:
-        """The log name of each entry of `sums`: "loss" for that of a single output."""
+        """The log name of each entry of `sums`: "loss" for a single one."""
         return self.own_names or ["loss"] * len(self.members)
 
     @property
     def own_names(self) -> list[str]:
-        """Log names of the entries of `sums`, as in Keras; none for outputs without a name, such as a single one."""
-        return [f"{self.names[index]}_loss" for index, _ in self.members if self.names[index] is not None]
+        """Log names of the entries of `sums`, as in Keras; none for a single one."""
+        return [f"{self.names[index]}_loss" for index, _ in self.members if len(self.members) > 1]
 
 
 def _resolve(loss: Loss | str, output: Output) -> Loss:

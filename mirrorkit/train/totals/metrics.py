@@ -21,6 +21,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.calling import read
 from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.outputs import Output, kind_of_target, own_value, per_output
+from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.totals.shapes import Shape, cure, not_stretched, shapes_of_targets, shown, stretched
 
 
@@ -252,19 +253,16 @@ def _shard(
 
 def _failure(metric: KerasMetric, output: Output, error: Exception, rows: int) -> StepError:
     """Return the error that a metric cannot be computed, with what targets it takes where it takes others."""
-    title = f"The metric {metric.name!r} ({type(metric).__name__})"
-    if output.y is None:
-        return StepError(f"{title} could not be computed: {type(error).__name__}: {error}")
-    y, y_pred = list(output.y.shape), list(output.y_pred.shape)
-    for targets in shapes_of_targets(y, y_pred):
-        if _takes(metric, _shard(np.random.default_rng(0), output, rows, y=targets)):
-            return StepError(
-                f"{title} does not take targets {shown(y)} for outputs {shown(y_pred)}. {cure(targets, y, y_pred)}"
-            )
-    return StepError(
-        f"{title} could not be computed for targets {shown(y)} and outputs {shown(y_pred)}: {type(error).__name__}: "
-        f"{error}"
-    )
+    title, given = f"The metric {metric.name!r} ({type(metric).__name__})", ""
+    if output.y is not None:
+        y, y_pred = list(output.y.shape), list(output.y_pred.shape)
+        given = f"targets {shown(y)} and outputs {shown(y_pred)}, "
+        for targets in shapes_of_targets(y, y_pred):
+            if _takes(metric, _shard(np.random.default_rng(0), output, rows, y=targets)):
+                return StepError(
+                    f"{title} does not take targets {shown(y)} for outputs {shown(y_pred)}. {cure(targets, y, y_pred)}"
+                )
+    return StepError(f"{title} could not be computed for {given}{rows} rows: {told(error)} {ANY_ROWS}")
 
 
 def _require_pairs(name: str, metric: KerasMetric, output: Output) -> None:

@@ -31,6 +31,17 @@ def test_a_sum_given_to_add_loss(x: Any, make_loop: Any) -> None:
     check(make_loop(TWO, lambda: net(ops.mean)), x, x[:, :1])
 
 
+def test_a_mean_of_an_activity_regularizer(make_loop: Any) -> None:
+    """Keras divides it by the rows."""
+
+    def net(reduce: Any) -> Any:
+        return sequential((4,), L.Dense(3, activity_regularizer=lambda x: reduce(ops.square(x))), L.Dense(1))
+
+    with pytest.raises(StepError, match="activity_regularizer returns the sum over the rows"):
+        check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
+    check(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
+
+
 @pytest.mark.parametrize("before", [(), (L.BatchNormalization, L.Dropout)], ids=["plain", "known to depend on the cut"])
 def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> None:
     def net(reduce: Any) -> Any:
