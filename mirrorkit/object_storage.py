@@ -78,7 +78,7 @@ class ObjectStorage:
     def names(self) -> list[str]:
         """Return the names of all objects, without those in folders; none where there is no such folder."""
         try:
-            found = self._tried(self._list)
+            found = self._tried(self._system.ls, self._root, detail=True)
         except FileNotFoundError:
             return []
         return sorted(os.path.basename(entry["name"]) for entry in found if entry["type"] == "file")
@@ -89,7 +89,7 @@ class ObjectStorage:
         None where there is no such folder. An object that is at the address itself has the name "".
         """
         try:
-            found = self._tried(self._find)
+            found = self._tried(self._system.find, self._root)
         except FileNotFoundError:
             return []
         objects = [path for path in found if not path.endswith("/")]  # empty ones that stand for folders
@@ -140,14 +140,6 @@ class ObjectStorage:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-    def _list(self) -> list[dict[str, Any]]:
-        self._system.invalidate_cache()
-        return list(self._system.ls(self._root, detail=True))
-
-    def _find(self) -> list[str]:
-        self._system.invalidate_cache()
-        return list(self._system.find(self._root))
 
     def _tried(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         return tried(self.address, call, *args, **options)
