@@ -83,7 +83,10 @@ def export(
     step = of if isinstance(of, keras.Model) else getattr(of, "step", of)
     model = step if isinstance(step, keras.Model) else getattr(step, "model", None)
     if not isinstance(model, keras.Model):
-        raise StepError(_without_model(of, step))
+        raise StepError(
+            f"export takes a Keras model, or a loop or a step that has one as `model`; found {type(step).__name__}. Of "
+            "a step of your own export the model itself: mk.train.export(step.generator, path), say."
+        )
     if isinstance(model, Models):
         raise model.refusal("An exported file")
     if not model.built or (not model.variables and not is_built(model)):
@@ -108,18 +111,6 @@ def export(
         if is_chief(strategy):  # outside of any scope: in one, its new variables would wait for the other workers'
             outside_replica(put_in_place)
     return target
-
-
-def _without_model(of: Any, step: Any) -> str:
-    """Return what to write where nothing says which model is meant."""
-    if not hasattr(step, "build"):
-        return f"export takes a loop, a step or a Keras model, found {type(of).__name__}."
-    nets = [key for key, value in getattr(step, "__dict__", {}).items() if isinstance(value, keras.Model)]
-    write = " or ".join(f"mk.train.export(step.{net}, path)" for net in nets) or "mk.train.export(model, path)"
-    return (
-        f"{type(step).__name__}, a step of your own, has no attribute `model`, so export does not know which model to "
-        f"write. Use {write}."
-    )
 
 
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:

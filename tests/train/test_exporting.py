@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,10 @@ def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> Non
     model = trained.step.model
     for call, match in (
         (lambda: mk.train.export("model", path), "found str"),
+        (
+            lambda: mk.train.export(SimpleNamespace(build=None, generator=model), path),
+            r"has one as `model`; found Simple",
+        ),
         (lambda: mk.train.export(keras.Sequential([L.Dense(1)]), path), "not built"),
         (lambda: mk.train.export(model, path, averaged=True), r"export\(step"),
         (lambda: mk.train.export(line, path, averaged=True), r"keeps no averages.*ema"),
