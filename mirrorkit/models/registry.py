@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,7 +83,8 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
         **options: other options of the model's builder, such as `depth` and `width` of "wide_resnet".
 
     Raises:
-        ModelError: an unknown name, an option that the builder does not take, or a shape that does not fit the model.
+        ModelError: an unknown name, or a shape that does not fit the model.
+        TypeError: an option that the builder does not take.
     """
     builder = find(name)
     whole_number(f"num_classes of the model {name!r}", num_classes, ModelError)
@@ -96,11 +96,6 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
             )
         options["input_shape"] = tuple(int(size) for size in input_shape)
     options["num_classes"] = int(num_classes)
-    takes = inspect.signature(builder)
-    try:
-        takes.bind(**options)
-    except TypeError as error:
-        raise ModelError(f"Model {name!r} {error}; it takes {takes}.") from error
     return builder(**options)
 
 
