@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.errors import DataError
-from mirrorkit.fetching.forms import Form, as_arrays, described, fits, flat, form_of
+from mirrorkit.fetching.forms import Form, as_arrays, described, flat, form_of, mapped
 
 _OWN = str(Path(__file__).parents[1])
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
@@ -46,7 +46,7 @@ class Fetcher:
         if self._arrays is None:
             fetched = self._explained(number, functools.partial(operator.getitem, self.items, number))
         else:
-            fetched = self._explained(number, lambda: _rows_of(_nest_of(self.items), number))
+            fetched = self._explained(number, lambda: mapped(operator.itemgetter(number), _nest_of(self.items)))
         arrays = self._checked(number, fetched)
         return form_of(arrays), arrays
 
@@ -75,9 +75,9 @@ class Fetcher:
 
     def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
         arrays = self._checked(number, item)
-        if not fits(self.form, arrays):
+        if (found := form_of(arrays)) != self.form:
             raise DataError(
-                f"Item {number} of {_name(self.items)} is {described(form_of(arrays))}, and item 0 is "
+                f"Item {number} of {_name(self.items)} is {described(found)}, and item 0 is "
                 f"{described(self.form)}. {_ONE_FORM}"
             )
         for leaf, array in zip(out, flat(arrays), strict=True):
@@ -161,12 +161,6 @@ def _nest_of(items: Any) -> Any:
 
 def _read(array: Any, rows: Any) -> Any:
     return as_arrays(np.asarray(array[rows]))
-
-
-def _rows_of(nest: Any, number: int) -> Any:
-    if isinstance(nest, dict):
-        return {key: _rows_of(part, number) for key, part in nest.items()}
-    return tuple(_rows_of(part, number) for part in nest) if isinstance(nest, tuple) else nest[number]
 
 
 def _without_none(item: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,16 @@ def as_arrays(item: Any, path: str = "") -> Any:
     return _as_array(item, path)
 
 
+def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Return a nest with what a function makes of each leaf."""
+    if isinstance(nest, dict):
+        return {key: mapped(function, part) for key, part in nest.items()}
+    return tuple([mapped(function, part) for part in nest]) if isinstance(nest, tuple) else function(nest)
+
+
 def form_of(arrays: Any) -> Form:
     """Return the form of a nest of arrays."""
-    if isinstance(arrays, dict):
-        return {key: form_of(part) for key, part in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(map(form_of, arrays))
-    return Leaf(arrays.dtype, arrays.shape)
+    return mapped(lambda array: Leaf(array.dtype, array.shape), arrays)
 
 
 def flat(nest: Any) -> Iterator[Any]:
@@ -77,29 +80,12 @@ def flat(nest: Any) -> Iterator[Any]:
 def pack(form: Form, leaves: Sequence[Any]) -> Any:
     """Return a nest with these leaves; the inverse of `flat`."""
     rest = iter(leaves)
-
-    def packed(part: Form) -> Any:
-        if isinstance(part, dict):
-            return {key: packed(value) for key, value in part.items()}
-        return tuple(map(packed, part)) if isinstance(part, tuple) else next(rest)
-
-    return packed(form)
+    return mapped(lambda _: next(rest), form)
 
 
 def empty(form: Form, size: int) -> list[np.ndarray]:
     """Return arrays for so many items, one for each leaf."""
     return [np.empty([size, *leaf.shape], leaf.dtype) for leaf in flat(form)]
-
-
-def fits(form: Form, arrays: Any) -> bool:
-    """Whether a nest of arrays has this form."""
-    if isinstance(form, Leaf):
-        return isinstance(arrays, np.ndarray) and (arrays.dtype, arrays.shape) == (form.dtype, form.shape)
-    if isinstance(form, dict):
-        if not isinstance(arrays, dict) or form.keys() != arrays.keys():
-            return False
-        return all(fits(part, arrays[key]) for key, part in form.items())
-    return isinstance(arrays, tuple) and len(arrays) == len(form) and all(map(fits, form, arrays))
 
 
 def described(form: Form) -> str:
