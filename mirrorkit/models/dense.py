@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
-from mirrorkit.errors import ModelError
 from mirrorkit.models.registry import register
 
 if TYPE_CHECKING:
@@ -64,14 +63,7 @@ def mlp(
         num_classes: the number of logits.
         units: the widths of the hidden layers, first to last; empty gives "linear".
         dropout: the fraction of each hidden layer's outputs to drop in training, 0 <= dropout < 1.
-
-    Raises:
-        ModelError: a width below 1, or `dropout` outside [0, 1).
     """
-    if not isinstance(units, Sequence) or any(width < 1 for width in units):
-        raise ModelError(f"Model 'mlp' needs units of at least 1 each, such as (300, 100); found {units!r}.")
-    if not 0 <= dropout < 1:
-        raise ModelError(f"Model 'mlp' needs a dropout with 0 <= dropout < 1; found {dropout}.")
     inputs = keras.Input(input_shape)
     x = keras.layers.Rescaling(1 / 255)(inputs)
     x = keras.layers.Flatten()(x)

@@ -159,15 +159,11 @@ def wide_resnet(
         dropout: the fraction dropped between the two convolutions of a block in training, 0 <= dropout < 1.
 
     Raises:
-        ModelError: `depth` is not 6 n + 4, `width` is below 1, or `dropout` is outside [0, 1).
+        ModelError: `depth` is not 6 n + 4.
     """
     whole_number("depth", depth, ModelError, most=10_000)
     if depth < 10 or (depth - 4) % 6:
         raise ModelError(f"Model 'wide_resnet' needs a depth of 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
-    if width < 1:
-        raise ModelError(f"Model 'wide_resnet' needs a width of at least 1; found {width}.")
-    if not 0 <= dropout < 1:
-        raise ModelError(f"Model 'wide_resnet' needs a dropout with 0 <= dropout < 1; found {dropout}.")
     inputs, x = image_input("wide_resnet", input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
     x = _conv(x, 16)
     for filters in (16 * width, 32 * width, 64 * width):

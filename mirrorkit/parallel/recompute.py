@@ -43,13 +43,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         self.block = block
         self.supports_masking = True
 
-    def __call__(self, x: Nest, *more: Any, **options: Any) -> Nest:
+    def __call__(self, x: Nest, **options: Any) -> Nest:
         """Call the block with one positional input, and others by keyword."""
-        if more:
-            raise StepError(
-                f"Recompute({self.block.name!r}) was called with {1 + len(more)} positional inputs. Pass the first by "
-                "position and the others by keyword: Recompute(attention)(x, value=y)."
-            )
         if not self.block.built:  # outside of what is computed again
             self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))
         return super().__call__(x, **options)

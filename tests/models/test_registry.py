@@ -24,13 +24,8 @@ def own_names(monkeypatch):
         ),
         ("mnist_cnn", {"input_shape": (784,)}, "height, width, channels"),
         *(("linear", {"num_classes": number}, "num_classes") for number in (0, 2.5, True, "10")),
-        ("mlp", {"units": (64, 0)}, "units"),
-        ("mlp", {"units": 64}, "units"),
-        ("mlp", {"dropout": 1.0}, "dropout"),
         ("wide_resnet", {"depth": 20}, "depth"),
         ("wide_resnet", {"depth": 4}, "depth"),
-        ("wide_resnet", {"width": 0}, "width"),
-        ("wide_resnet", {"dropout": -0.1}, "dropout"),
         ("speed_net", {"width": 33}, "width"),
     ],
 )
