@@ -14,7 +14,6 @@ import os
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +92,7 @@ class _Host:
         self._selector = selectors.DefaultSelector()
         self._guests: list[_Guest] = []  # the oldest first
         self._present: dict[str, _Guest] = {}
-        self._dropped: Counter[str] = Counter()  # how many connections, by what they did
+        self._dropped = ""  # what the first connection was that was dropped; others may come again and again
 
     def wait(self) -> None:
         start, said = time.monotonic(), False
@@ -116,8 +115,6 @@ class _Host:
                     self._drop_those_who_say_nothing()
                 for guest in self._present.values():
                     guest.tell(go=True)
-                if self._dropped.total() > 1:  # one was named when it was dropped
-                    _log.warning("%s found all tasks. %s", self._cluster.task, self._strangers())
             except ClusterError as error:
                 for guest in self._guests:
                     if guest.signature:
@@ -216,11 +213,8 @@ class _Host:
 
     def _drop(self, guest: _Guest, why: str) -> None:
         if not self._dropped:
-            _log.warning(
-                "%s dropped a connection from %s, which %s. Others like it are only counted.",
-                *(self._cluster.task, guest.host, why),
-            )
-        self._dropped[why] += 1
+            self._dropped = f" {self._cluster.task} dropped a connection from {guest.host}, which {why}."
+            _log.warning(self._dropped.strip())
         self._forget(guest)
 
     def _forget(self, guest: _Guest) -> None:
@@ -237,17 +231,12 @@ class _Host:
                 if guest.signature:
                     messages.wait_until_closed(guest.connection, deadline)
 
-    def _strangers(self) -> str:
-        counted = ", ".join(f"{count} {why}" for why, count in self._dropped.most_common())
-        return f"Of the connections that were dropped, {counted}."
-
     def _did_not_come(self, missing: list[str]) -> str:
         named = with_addresses({task: self._cluster.addresses[task] for task in missing})
-        strangers = f" {self._strangers()}" if self._dropped else ""
         return (
             f"{named} did not start within {self._timeout:g} s; {len(self._present) + 1} of {len(self._others) + 1} "
-            f"tasks are there ({self._cluster.source}).{strangers} Look at their output; they must run the same script "
-            f"and reach {self._cluster.addresses[self._cluster.task]}. A longer start_timeout waits longer."
+            f"tasks are there ({self._cluster.source}).{self._dropped} Look at their output; they must run the "
+            f"same script and reach {self._cluster.addresses[self._cluster.task]}. A longer start_timeout waits longer."
         )
 
 

@@ -183,8 +183,8 @@ def test_strangers_at_the_port_do_not_disturb(cluster, waiting, caplog):
     assert together(*(as_task(cluster, i) for i in (1, 2))) == [None, None]
     assert host.result() is None
     assert "worker 0 dropped a connection from 127.0.0.1, which " in caplog.text
-    (counted,) = re.findall(r"Of the connections that were dropped, (.*)\.", caplog.text)
-    assert sum(int(each.partition(" ")[0]) for each in counted.split(", ")) == len(STRANGERS)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len([record for record in warned if "dropped" in record.getMessage()]) == 1
 
 
 def test_a_stranger_learns_nothing_but_a_nonce(cluster, waiting):
@@ -333,9 +333,9 @@ def serving(cluster, answer):
 
 
 TOKENS = {
-    ("a", "b"): ("[1-9] gave a wrong job token", "gave no job token, or another one than this task has"),
-    ("a", None): ("1 gave no job token", "worker 0 says: this task gave no job token"),
-    (None, "b"): ("[1-9] gave an unexpected job token", "gave no job token, or another one than this task has"),
+    ("a", "b"): ("which gave a wrong job token", "gave no job token, or another one than this task has"),
+    ("a", None): ("which gave no job token", "worker 0 says: this task gave no job token"),
+    (None, "b"): ("which gave an unexpected job token", "gave no job token, or another one than this task has"),
 }
 
 
