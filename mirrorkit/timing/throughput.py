@@ -106,8 +106,6 @@ class Throughput:
         steady = self._steady()
         if not steady:
             return math.nan
-        per_step = np.array([seconds / steps for _, steps, seconds in steady])
-        weights = np.array([steps for _, steps, _ in steady])
-        order = np.argsort(per_step)
-        reached = np.cumsum(weights[order])
-        return float(per_step[order][np.searchsorted(reached, quantile * reached[-1])])
+        of_calls = [seconds / steps for _, steps, seconds in steady]
+        per_step = np.repeat(of_calls, [steps for _, steps, _ in steady])
+        return float(np.quantile(per_step, quantile, method="inverted_cdf"))
