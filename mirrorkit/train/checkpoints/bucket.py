@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import tempfile
@@ -24,19 +23,17 @@ import numpy as np
 from mirrorkit._types import Json
 from mirrorkit.data import crc32
 from mirrorkit.errors import CheckpointError, FileError, MirrorkitError
-from mirrorkit.files import is_running, this_process
+from mirrorkit.files import this_process
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.file import DamagedError, steps_of
-from mirrorkit.train.checkpoints.owner import log_taken_over, named
+from mirrorkit.train.checkpoints.owner import held, log_taken_over, refuse_running, require_own
 from mirrorkit.train.checkpoints.place import Found, Place
 
 _MANIFEST = re.compile(r"step-(\d{10,})\.json")
 _OBJECT = re.compile(r"step-\d{10,}-[0-9a-f]{16}\.npz")
 _OWNER = re.compile(r"\.owner-(\d{6,})")
 _ATTEMPTS = 20
-
-_held: set[str] = set()  # tokens of the runs of this process
 
 
 class Bucket(Place):
@@ -97,15 +94,7 @@ class Bucket(Place):
 
     def require(self) -> None:
         """See `Place`."""
-        _, found = self._owner()
-        if found.get("token") != self.token:
-            who = (
-                f"a later run has taken it over: {named(found)}" if found else "the object that names its owner is gone"
-            )
-            raise CheckpointError(
-                f"This run no longer writes to {self.name}: {who}. Nothing was saved since. Give each run an address "
-                "of its own."
-            )
+        require_own(self.name, self._owner()[1], self.token)
 
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
         """See `Place`."""
@@ -137,8 +126,8 @@ class Bucket(Place):
 
     def release(self) -> None:
         """See `Place`."""
-        if self.token in _held:
-            _held.discard(self.token)
+        if self.token in held:
+            held.discard(self.token)
             with contextlib.suppress(Exception):  # the next run takes over what stays
                 if self._says(self._number).get("token") == self.token:
                     self._storage.remove(_owner_of(self._number))
@@ -148,13 +137,9 @@ class Bucket(Place):
         content = this_process(token=self.token)
         for _ in range(_ATTEMPTS):
             number, before = self._owner()
-            if is_running(before) and (before.get("pid") != os.getpid() or before.get("token") in _held):
-                raise CheckpointError(
-                    f"Another run writes checkpoints to {self.name}: {named(before)}. End it, or choose another "
-                    "address."
-                )
+            refuse_running(self.name, before)
             if self._storage.create(_owner_of(number + 1), content):
-                _held.add(self.token)
+                held.add(self.token)
                 self._number = number + 1
                 for name in self._names():
                     if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:

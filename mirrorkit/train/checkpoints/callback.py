@@ -77,7 +77,7 @@ class Checkpoints(LoopCallback):
         self.folder = folder_of(folder)
         self._process, self._place = os.getpid(), place_of(self.folder)  # of each training a new one
         self._writer: Writer | None = None
-        self._signals = _StopSignals()
+        self._received, self._handlers = 0, dict[int, Any]()  # the stop signal, and what handled signals before
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_at`) where this training began, and of the last save
         self._has_stopped = False
@@ -123,7 +123,9 @@ class Checkpoints(LoopCallback):
         self._writer = Writer(self._place, self.keep)
         self._began = self._saved = self._at()
         self._has_stopped = self.loop.position.stopping  # before its end, which is still to be saved
-        self._signals.install()
+        if not self._handlers:
+            self._received = 0
+            self._handlers = stop_signals.catch((signal.SIGTERM, signal.SIGINT), self._receive)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save when it is due; raise the error of an earlier write that failed."""
@@ -150,7 +152,7 @@ class Checkpoints(LoopCallback):
 
     def release(self) -> None:
         """Wait for the last write and restore the signal handlers; Loop calls it however the training ended."""
-        self._signals.restore()
+        stop_signals.put_back(self._handlers)
         if self._process != os.getpid():  # a forked child that leaves `fit`: thread and folder are its parent's
             return
         writer, self._writer = self._writer, None
@@ -194,7 +196,7 @@ class Checkpoints(LoopCallback):
     @property
     def stop_signal(self) -> int | None:
         """The stop signal received during `fit`, if any."""
-        return None if self._writer is None else self._signals.received
+        return None if self._writer is None else self._received
 
     def on_stop_signal(self, number: int) -> None:
         """Save and leave; a validation starts again after that."""
@@ -206,28 +208,11 @@ class Checkpoints(LoopCallback):
             raise KeyboardInterrupt
         raise SystemExit(self.exit_code)
 
-
-class _StopSignals:
-    """SIGTERM (preemption) and Ctrl-C, remembered until the run can save; a second Ctrl-C interrupts at once."""
-
-    def __init__(self) -> None:
-        self.received = 0
-        self._before: dict[int, Any] = {}
-
-    def install(self) -> None:
-        """Begin to catch; does nothing the second time, or outside of the main thread."""
-        if not self._before and stop_signals.can_catch():
-            self.received = 0
-            self._before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), self._receive)
-
-    def restore(self) -> None:
-        """Put back what handled the signals before; does nothing where nothing was installed."""
-        stop_signals.put_back(self._before)
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
+        """Remember a signal until the run can save; a second Ctrl-C interrupts at once."""
+        if number == signal.SIGINT and self._received == signal.SIGINT:
             signal.default_int_handler(number, frame)
         # not print: the signal may have come in the middle of one
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
-        self.received = number
+        self._received = number

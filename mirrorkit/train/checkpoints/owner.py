@@ -22,7 +22,7 @@ _log = logging.getLogger("mirrorkit")
 _NAME = ".owner"
 _UNFINISHED = re.compile(r"\.owner-[0-9a-f]+")
 
-_held: set[str] = set()  # tokens of the runs of this process; a process that replaced itself (exec) has none of before
+held: set[str] = set()  # tokens of the runs of this process; a process that replaced itself (exec) has none of before
 
 
 class Owner:
@@ -46,12 +46,7 @@ class Owner:
         """
         with one_at_a_time(self._folder):
             before = read_process(self.file)
-            is_mine = before.get("pid") == os.getpid()
-            if is_running(before) and (not is_mine or before.get("token") in _held):
-                raise CheckpointError(
-                    f"Another run writes checkpoints to {self._folder}: {named(before)}. End it, or choose another "
-                    "folder."
-                )
+            refuse_running(self._folder, before)
             for name in filter(_UNFINISHED.fullmatch, os.listdir(self._folder)):
                 (self._folder / name).unlink(missing_ok=True)
             new = self._folder / f"{_NAME}-{self.token}"
@@ -60,26 +55,36 @@ class Owner:
                 os.replace(new, self.file)
             finally:
                 new.unlink(missing_ok=True)
-            _held.add(self.token)
+            held.add(self.token)
         log_taken_over(str(self._folder), before)
 
     def require(self) -> None:
         """Raise a `CheckpointError` unless the folder is still this run's."""
-        found = self.found()
-        if found.get("token") != self.token:
-            gone = f"its file {_NAME} is gone" if self._folder.exists() else "the folder is gone"
-            who = f"a later run has taken it over: {named(found)}" if found else gone
-            raise CheckpointError(
-                f"This run no longer writes to {self._folder}: {who}. Nothing was saved since. Give each run a "
-                "folder of its own."
-            )
+        require_own(self._folder, self.found(), self.token)
 
     def release(self) -> None:
         """Give the folder free, if it is this run's."""
-        _held.discard(self.token)
+        held.discard(self.token)
         with contextlib.suppress(OSError), one_at_a_time(self._folder):
             if read_process(self.file).get("token") == self.token:
                 self.file.unlink()
+
+
+def refuse_running(place: Path | str, owner: dict[str, Json]) -> None:
+    """Refuse a place whose owner is another run, which lives."""
+    if is_running(owner) and (owner.get("pid") != os.getpid() or owner.get("token") in held):
+        raise CheckpointError(
+            f"Another run writes checkpoints to {place}: {named(owner)}. End it, or choose another place."
+        )
+
+
+def require_own(place: Path | str, owner: dict[str, Json], token: str) -> None:
+    """Refuse a place whose owner is not the run with this token."""
+    if owner.get("token") != token:
+        who = f"a later run has taken it over: {named(owner)}" if owner else "what names its owner is gone"
+        raise CheckpointError(
+            f"This run no longer writes to {place}: {who}. Nothing was saved since. Give each run a place of its own."
+        )
 
 
 def log_taken_over(place: str, before: dict[str, Json]) -> None:

@@ -96,12 +96,12 @@ def test_the_earlier_run_stops_at_its_next_save(fresh: Any, recipe: Any, tmp_pat
 
 
 def test_a_run_whose_file_or_folder_is_gone_stops_too(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    for name, act, match in (
-        ("file", lambda: (tmp_path / "file" / ".owner").unlink(), r"its file \.owner is gone"),
-        ("folder", lambda: shutil.rmtree(tmp_path / "folder"), "the folder is gone"),
+    for name, act in (
+        ("file", lambda: (tmp_path / "file" / ".owner").unlink()),
+        ("folder", lambda: shutil.rmtree(tmp_path / "folder")),
     ):
         saver = mk.train.Checkpoints(tmp_path / name, every=2)
-        with pytest.raises(CheckpointError, match=match):
+        with pytest.raises(CheckpointError, match="what names its owner is gone"):
             fresh.fit(recipe, epochs=9, callbacks=[saver, At("on_train_batch_end", 3, act)], verbose=0)
 
 
