@@ -143,18 +143,14 @@ def _in_nest(what: str, nest: Any, *, whole: str = "") -> Iterator[NonFinite]:
 
 def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
     if _computes_a_loss(step):
-        yield from _forth_and_back(step.model, lambda w, s: _objective_of_step(step, w, s, rows, shard))
+        supervised = step.supervised(step.strategy)
+        yield from _forth_and_back(step.model, lambda w, s: supervised.objective(w, s, rows, shard))
     elif isinstance(step, keras.Model):
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
     elif hasattr(step, "compute"):
         yield from _in_own_step(step, batch)
     elif not (hasattr(step, "train") or isinstance(step, Step)):  # of these only variables and batch can be looked at
         raise StepError(f"find_non_finite takes a step, a loop or a Keras model, found {type(step).__name__}.")
-
-
-def _objective_of_step(step: Step, weights: Any, state: Any, rows: Any, shard: int) -> tf.Tensor:
-    assert step.strategy is not None  # the step has been built
-    return step.supervised(step.strategy).objective(weights, state, rows, shard)
 
 
 def _objective_of_model(model: Any, weights: Any, state: Any, batch: UnpackedBatch) -> tf.Tensor | None:
