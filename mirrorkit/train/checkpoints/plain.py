@@ -61,10 +61,6 @@ def decode(value: Json, arrays: Iterator[np.ndarray]) -> Any:
     ((tag, held),) = value.items()
     if tag == "array":
         return next(arrays)
-    if tag == "numbers":  # this and the next are long lists of an older mirrorkit
-        return next(arrays).tolist()
-    if tag == "scalars":
-        return list(next(arrays))
     if tag == "scalar":
         name, number = held
         return np.array(number, tf.as_dtype(name).as_numpy_dtype)[()]

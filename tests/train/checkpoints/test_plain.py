@@ -71,13 +71,6 @@ def test_a_value_comes_back_with_its_kind(value: Any) -> None:
     assert next(arrays, None) is None
 
 
-@pytest.mark.parametrize("number", [1, np.float32(0.5)])
-def test_long_lists_of_an_older_mirrorkit_are_read(number: Any) -> None:
-    """It stored them as arrays."""
-    tag = "scalars" if isinstance(number, np.generic) else "numbers"
-    assert _same(decode({tag: 1}, iter([np.array([number] * 3)])), [number] * 3)
-
-
 class _Level(enum.IntEnum):
     HIGH = 1
 
