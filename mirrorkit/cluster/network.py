@@ -8,11 +8,11 @@ import ipaddress
 import logging
 import random
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.errors import ClusterError
@@ -23,7 +23,7 @@ _log = logging.getLogger("mirrorkit")
 _BUSY = 10.0
 # Linux takes the local ports of outgoing connections from 32768 on: one of those may be taken before a task starts.
 _PORTS = range(12000, 32000)
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # of Linux: netdevice(7)
+_SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8  # of Linux: netdevice(7)
 
 
 def free_ports(count: int) -> list[int]:
@@ -171,17 +171,20 @@ def outside_interfaces() -> list[str]:
     """
     if not hasattr(socket, "if_nameindex"):
         return ["all"]
-    return [name for _, name in socket.if_nameindex() if _is_outside(name)]
+    with socket.socket() as probe:
+        return [name for _, name in socket.if_nameindex() if _is_outside(name, probe)]
 
 
-def _is_outside(name: str) -> bool:
+def _is_outside(name: str, probe: socket.socket) -> bool:
     if sys.platform != "linux":
         return not name.startswith("lo")
+    import fcntl  # not on Windows
+
     try:
-        flags = int(Path(f"/sys/class/net/{name}/flags").read_text(), 16)
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16s16x", name.encode())), 16)
     except OSError:  # it has gone
         return False
-    return flags & (_IFF_UP | _IFF_LOOPBACK) == _IFF_UP
+    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK
 
 
 def _listening(address: tuple, family: int) -> socket.socket:
