@@ -97,7 +97,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
             shuffle=False,
         ),
     ),
-    "dataset": (plain, lambda fit: fit(dataset(), epochs=2, validation_data=dataset())),
+    "dataset": (plain, lambda fit: fit(dataset(), epochs=2, validation_data=dataset(), shuffle=False)),
     "endless dataset": (
         plain,
         lambda fit: fit(dataset().repeat(), epochs=2, steps_per_epoch=3, validation_data=dataset(), validation_steps=2),

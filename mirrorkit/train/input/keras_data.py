@@ -123,12 +123,13 @@ def data_of_fit(
             )
         train, validation = _split(train, validation_split)
     takes_order = are_arrays(x) or isinstance(x, keras.utils.PyDataset)
-    if shuffle is not None and not takes_order:
-        raise StepError(
-            "shuffle goes with arrays and PyDatasets. Shuffle the data: mk.data.batches(..., shuffle=True)."
-        )
     if shuffle is not None:
         require_switches({"shuffle": shuffle}, StepError)
+    if shuffle and not takes_order:
+        raise StepError(
+            "shuffle goes with arrays and PyDatasets. Shuffle the data: dataset.shuffle(...), or mk.data.batches(..., "
+            "shuffle=True)."
+        )
     if takes_order and shuffle is not False:
         if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
             seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])
