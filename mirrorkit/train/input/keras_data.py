@@ -36,6 +36,8 @@ def keras_data(
         StepError: arguments that only arrays take; what does not fit several workers.
         DataError: arrays that are none, or differ in length.
     """
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, StepError)
     if are_arrays(x):
         arrays = keras.tree.map_structure(_array, (x, y, sample_weight))
         inputs, labels, weights = keras.tree.lists_to_tuples(arrays)
@@ -46,7 +48,8 @@ def keras_data(
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise StepError(
-            f"{', '.join(wrong)} go with arrays; {type(x).__name__} has them in its batches. Leave them out."
+            f"{', '.join(wrong)}: only beside arrays, and x is a {type(x).__name__}. Leave out what its batches hold; "
+            "of a list of numbers give np.asarray(x)."
         )
     if isinstance(x, keras.utils.PyDataset):
         if x.num_batches is not None:

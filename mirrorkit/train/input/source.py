@@ -199,8 +199,7 @@ def source_of(data: Any, *, repeats: bool = False) -> Source:
         if isinstance(data, kind):
             return source(data)
     raise StepError(
-        f"Data must be a recipe such as mk.data.batches(...) or a tf.data.Dataset, found {type(data).__name__}. Turn "
-        "arrays into a recipe: mk.data.batches(mk.data.arrays(images, labels), global_batch_size=256); an object that "
-        "gives examples by number too: mk.data.source(examples, global_batch_size=256); a generator or a keras "
-        "PyDataset into a dataset: tf.data.Dataset.from_generator(..., output_signature=...)."
+        "Data must be arrays, a keras.utils.PyDataset, a generator, a tf.data.Dataset, or a recipe such as "
+        f"mk.data.batches(...); found {type(data).__name__}. Of an object that gives examples by number "
+        "make one: mk.data.source(examples, global_batch_size=256)."
     )

@@ -74,5 +74,5 @@ def test_what_decides_the_order() -> None:
 
 @pytest.mark.parametrize("data", [np.ones((4, 2)), [1, 2], None])
 def test_what_is_no_data(data: Any) -> None:
-    with pytest.raises(StepError, match=r"mk\.data\.batches.*from_generator"):
+    with pytest.raises(StepError, match=r"arrays.*mk\.data\.batches.*mk\.data\.source"):
         source_of(data)
