@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 
+DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16")
 ROWS = ([3, 2], [4, 0], [0, 5])  # of the two replicas
 
 
@@ -28,11 +29,10 @@ def gathered(strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
                 own = tf.cond(first, lambda: whole[:cut], lambda: whole[cut:])
                 with tf.GradientTape() as tape:
                     tape.watch(own)
-                    of_other_dtypes = {"bytes": tf.cast(own + 8.0, tf.uint8), "sign": own > 0.0}
-                    every = mk.train.all_gather({"x": own, **of_other_dtypes, "half": tf.cast(own, tf.bfloat16)})
+                    of_other_dtypes = {name: tf.cast(own, name) for name in DTYPES}
+                    every = mk.train.all_gather({"x": own, "bytes": tf.cast(own + 8.0, tf.uint8), **of_other_dtypes})
                     loss = tf.reduce_sum(tf.matmul(own, every["x"], transpose_b=True) ** 2)
-                half = tf.cast(every.pop("half"), tf.float32)
-                return {**every, "half": half}, tape.gradient(loss, own)
+                return every, tape.gradient(loss, own)
 
             return strategy.run(on_replica, args=(whole,))
 
@@ -88,13 +88,9 @@ def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:
             tape.watch(x)
             loss = tf.reduce_sum(tf.matmul(x, x, transpose_b=True) ** 2)
         expected = tape.gradient(loss, x).numpy()
-        assert of_sizes["gathered"] == {
-            "x": x.numpy().tolist(),
-            "bytes": (x.numpy() + 8).astype(int).tolist(),
-            "sign": (x.numpy() > 0).tolist(),
-            "half": x.numpy().tolist(),
-        }
-        assert of_sizes["dtypes"] == {"x": "float32", "bytes": "uint8", "sign": "bool", "half": "float32"}
+        others = {name: tf.cast(x, name).numpy().tolist() for name in DTYPES}
+        assert of_sizes["gathered"] == {"x": x.numpy().tolist(), "bytes": (x.numpy() + 8).tolist(), **others}
+        assert of_sizes["dtypes"] == {"x": "float32", "bytes": "uint8", **{name: name for name in DTYPES}}
         parts = np.split(expected, [cut])[replicas]
         for gradient, part in zip(of_sizes["gradients"], parts, strict=True):
             np.testing.assert_allclose(np.reshape(gradient, part.shape), part, rtol=1e-5)

@@ -55,7 +55,7 @@ def test_with_options_of_a_step() -> None:
     assert found == {**usual, **{of: usual[of] + n for of, n in zip(written, (2 + 3, 4), strict=True)}}
 
 
-@pytest.mark.parametrize("what", ["evaluate", "predict"])
+@pytest.mark.parametrize("what", ["evaluate", pytest.param("predict", marks=pytest.mark.slow)])
 def test_without_training(what: str) -> None:
     def run() -> None:
         getattr(make_loop(mlp, halves()), what)(data(mlp, count=32))

@@ -77,7 +77,7 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
 
 
 @needs_keras((3, 16), "a weight of 1 for classes that class_weight leaves out")
-@pytest.mark.parametrize("class_weight", [{0: 3, 2: 0.5}, {}], ids=str)
+@pytest.mark.parametrize("class_weight", [{0: 3, 2: 0.5}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
 def test_classes_without_a_weight_weigh_1(class_weight: dict[int, float], make_loop: Any, classes: Any) -> None:
     loss = "sparse_categorical_crossentropy"
     _fit_both(make_loop, _probabilities, plain_dataset(*classes, batch=20), loss=loss, class_weight=class_weight)

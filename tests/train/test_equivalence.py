@@ -47,6 +47,7 @@ def test_the_loop_in_the_open_gives_the_same_bits(make_loop: Any, copies: Any, n
             np.testing.assert_array_equal(copy, of_loop[0], err_msg=variable.path)
 
 
+@pytest.mark.slow  # fast: test_sharded_optimizer.py
 def test_one_step_in_the_open_works_eagerly(make_loop: Any, numbers: Any) -> None:
     loop = make_loop(("mirrored", 2), lambda: sequential((4,), L.Dense(1)), metrics=["mae"])
     step, strategy = loop.step, loop.strategy

@@ -1,6 +1,6 @@
 """mk.fit, mk.evaluate and mk.predict in place of Keras's methods, and nothing else changed: weights, logs and outputs.
 
-`USES` are calls as Keras's documentation shows them. Keras runs them on one device, mirrorkit on 1, 2 and 3 replicas.
+`USES` are calls as Keras's documentation shows them. Keras runs them on one device, mirrorkit on 1 and 3 replicas.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def quietly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 CELLS = [
     pytest.param(use, replicas, marks=[] if replicas == 3 and use in FAST else pytest.mark.slow)
     for use in USES
-    for replicas in (1, 2, 3)
+    for replicas in (1, 3)
 ]
 
 

@@ -32,7 +32,7 @@ def pictures(strategy_of: Callable[..., Any]) -> mk.train.Loop:
     return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss))
 
 
-@pytest.mark.parametrize("task", IMAGES)
+@pytest.mark.parametrize("task", [pytest.param(t, marks=[pytest.mark.slow] * (t != "fit")) for t in IMAGES])
 def test_an_image(task: str, tmp_path: Path, pictures: mk.train.Loop) -> None:
     content, words = IMAGES[task]
     paths = [str(tmp_path / f"{i} [x].png") for i in range(9)]

@@ -167,7 +167,7 @@ def test_rows_that_a_recipe_does_not_have_are_named(loop: Any) -> None:
     assert "its recipe says 16 examples" in text
 
 
-@pytest.mark.parametrize("label", [-1, 2**40])
+@pytest.mark.parametrize("label", [-1, pytest.param(2**40, marks=pytest.mark.slow)])
 def test_a_label_that_is_none_is_named(loop: Any, label: int) -> None:
     bad = np.where(np.arange(16) == 15, label, Y[:16])  # of the last replica, and none hangs
     for what, where in (
@@ -226,14 +226,9 @@ def test_shares_that_kerass_own_evaluate_cannot_take_are_named(strategy_of: Any)
     loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
 
     class Evaluates(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
-        def __init__(self, rows: int) -> None:
-            super().__init__()
-            self.rows = rows
-
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.evaluate(X[: self.rows], Y[: self.rows], verbose=0)
+            self.model.evaluate(X[:15], Y[:15], verbose=0)
 
     data = tf.data.Dataset.from_tensors(GOOD)
     with pytest.raises(MirrorkitError, match="Keras's own evaluate, in a callback"):
-        loop.fit(data, callbacks=[Evaluates(15)], verbose=0)
-    loop.fit(data, callbacks=[Evaluates(16)], verbose=0)
+        loop.fit(data, callbacks=[Evaluates()], verbose=0)

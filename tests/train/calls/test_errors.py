@@ -56,7 +56,9 @@ def _fixed(make_loop: Any, where: tuple[str, int]) -> Any:
     return make_loop(where, lambda: sequential((4,), _Fixed(), keras.layers.Dense(1)))
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["of known length", "of unknown length"])
+@pytest.mark.parametrize(
+    "known", [pytest.param(True, marks=pytest.mark.slow), False], ids=["of known length", "of unknown length"]
+)
 def test_a_smaller_last_batch_that_a_layer_does_not_take(known: bool, make_loop: Any, numbers: Any) -> None:
     x, y = numbers
     loop, data = _fixed(make_loop, ("one_device", 1)), tf.data.Dataset.from_tensor_slices((x, y, np.ones(60)))

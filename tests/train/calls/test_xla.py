@@ -43,7 +43,9 @@ class Repeated(L.Layer):
         return tf.while_loop(lambda i, y: i < times, lambda i, y: (i + 1, tf.tanh(y)), [0, x])[1]
 
 
-@pytest.mark.parametrize("kind", [mk.data.resident, mk.data.batches], ids=["loop", "step"])
+@pytest.mark.parametrize(
+    "kind", [mk.data.resident, pytest.param(mk.data.batches, marks=pytest.mark.slow)], ids=["loop", "step"]
+)
 def test_a_loop_without_a_bound_is_named(make_loop: Any, kind: Any) -> None:
     loop = make_loop(("one_device", 1), lambda: sequential((4,), L.Dense(1), Repeated()), jit_compile=True)
     recipe = kind(mk.data.arrays(np.ones((24, 4), "float32"), np.ones((24, 1))), global_batch_size=12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,34 +70,27 @@ def test_one_that_is_damaged_is_not_read_for_ever(fresh: Any, recipe: Any, tmp_p
         fresh.restore(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["cat_file", "get_file"])
-def test_a_network_that_fails_after_the_listing(
-    call: str, fresh: Any, recipe: Any, system: Any, monkeypatch: Any
-) -> None:
+def test_a_network_that_fails_after_the_listing(fresh: Any, recipe: Any, system: Any, monkeypatch: Any) -> None:
     save(fresh, recipe, ADDRESS)
 
     def fails(*args: Any, **options: Any) -> None:
         raise ConnectionError("the network is down")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(system, call, fails)
-        with pytest.raises(FileError, match=r"step-0000000005\.json may be whole, .*ConnectionError: the network"):
-            fresh.restore(ADDRESS)
+    for call in ("cat_file", "get_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(system, call, fails)
+            with pytest.raises(FileError, match=r"step-0000000005\.json may be whole, .*ConnectionError: the network"):
+                fresh.restore(ADDRESS)
     assert fresh.restore(ADDRESS).steps == 5
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_a_disk_that_fails_after_the_listing(
-    code: int, fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_disk_that_fails_after_the_listing(fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: Any) -> None:
     save(fresh, recipe, tmp_path, epochs=2)
-
-    def fails(path: Path) -> None:
-        raise OSError(code, "the server is away")
-
-    monkeypatch.setattr(checkpoint_file, "open_regular", fails)
-    with pytest.raises(FileError, match=r"step-0000000010\.npz may be whole, but cannot be read: .*away"):
-        fresh.restore(tmp_path)  # and not an older one
+    for code in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+        error = OSError(code, "the server is away")
+        monkeypatch.setattr(checkpoint_file, "open_regular", unittest.mock.Mock(side_effect=error))
+        with pytest.raises(FileError, match=r"step-0000000010\.npz may be whole, but cannot be read: .*away"):
+            fresh.restore(tmp_path)  # and not an older one
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
@@ -143,7 +137,9 @@ SILENT: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", SILENT)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in ("restore: read", "export"))) for c in SILENT]
+)
 def test_a_store_that_does_not_answer_or_never_ends(
     case: str, fresh: Any, recipe: Any, system: Any, monkeypatch: Any
 ) -> None:

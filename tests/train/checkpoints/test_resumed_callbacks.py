@@ -107,7 +107,7 @@ class StopAt(C.Callback):  # type: ignore[name-defined, misc]
 
 @pytest.mark.parametrize(
     ("hook", "steps", "every"),
-    [("on_epoch_end", 10, 2), ("on_train_batch_end", 8, "epoch"), ("on_train_batch_end", 10, 2)],
+    [("on_epoch_end", 10, 2), ("on_train_batch_end", 8, "epoch")],
 )
 def test_a_decision_to_stop_is_kept(
     hook: str, steps: int, every: Any, fresh: Any, recipe: Any, tmp_path: Path, caplog: Any

@@ -102,7 +102,9 @@ def hidden(_made: Any) -> Callable[[int], mk.train.Loop]:
     return lambda steps: calls_of(loop, steps)
 
 
-@pytest.mark.parametrize("options", [{"ema": 0.9, "accumulate": 2}, {"shard_optimizer": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"ema": 0.9, "accumulate": 2}, pytest.param({"shard_optimizer": True}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_nan_that_the_loss_does_not_show(
     options: dict[str, Any], make_loop: Any, numbers: Any, tmp_path: Path
 ) -> None:

@@ -12,9 +12,11 @@ import mirrorkit as mk
 from mirrorkit.errors import StepError
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("what", ["fit", "evaluate"])
-@pytest.mark.parametrize("other", [tf.ones([7, 1]), tf.ones([])], ids=["fewer rows", "no rows"])
+@pytest.mark.parametrize(
+    ("replicas", "what", "other"),
+    [(1, "evaluate", tf.ones([])), (2, "fit", tf.ones([7, 1]))],
+    ids=["no rows", "fewer rows"],
+)
 def test_a_step_of_ones_own(strategy_of: Any, replicas: int, what: str, other: tf.Tensor) -> None:
     strategy = strategy_of("mirrored", replicas)
     data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), other)).repeat(3)

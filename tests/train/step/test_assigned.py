@@ -106,7 +106,7 @@ def test_state_of_half_precision(strategy_of: Any) -> None:
     assert mk.checks.in_sync(loop.strategy, loop.step)
 
 
-@pytest.mark.parametrize("what", ["evaluate", "predict"])
+@pytest.mark.parametrize("what", ["evaluate", pytest.param("predict", marks=pytest.mark.slow)])
 def test_refused_where_replicas_have_no_copies(what: str, strategy_of: Any) -> None:
     loop = loop_of(strategy_of("central_storage", 2))
     with pytest.raises(StepError, match=r"remembers.*/calls.*CentralStorageStrategy"):

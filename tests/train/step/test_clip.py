@@ -1,4 +1,7 @@
-"""Clipping acts on the mean gradient of the global batch, after the reduction: on every strategy, however it is cut."""
+"""Clipping acts on the mean gradient of the global batch, after the reduction: on every strategy, however it is cut.
+
+Keras's other ways to clip: tests/optim/test_functional.py.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,6 @@ def _by_norm(gradients: list[np.ndarray]) -> list[np.ndarray]:
     return [g * min(1, _LIMIT / norm) for g in gradients]
 
 
-def _by_each_norm(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    return [_by_norm([g])[0] for g in gradients]
-
-
 def _by_value(gradients: list[np.ndarray]) -> list[np.ndarray]:
     return [np.clip(g, -_LIMIT, _LIMIT) for g in gradients]
 
@@ -41,10 +40,8 @@ def _gradients(x: Any, y: Any, kernel: Any, bias: Any) -> list[np.ndarray]:
         ({"clip_norm": _LIMIT}, {}, _by_norm),
         ({"clip_value": _LIMIT}, {}, _by_value),
         ({}, {"global_clipnorm": _LIMIT}, _by_norm),
-        ({}, {"clipnorm": _LIMIT}, _by_each_norm),
-        ({}, {"clipvalue": _LIMIT}, _by_value),
     ],
-    ids=["clip_norm", "clip_value", "Keras's global_clipnorm", "Keras's clipnorm", "Keras's clipvalue"],
+    ids=["clip_norm", "clip_value", "Keras's global_clipnorm"],
 )
 def test_the_global_gradient_is_clipped(
     of_step: Any, of_optimizer: Any, clip: Callable[..., Any], make_loop: Any, numbers: Any

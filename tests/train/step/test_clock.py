@@ -111,7 +111,11 @@ def test_a_state_that_only_looks_like_a_seed_is_kept(strategy_of: Any) -> None:
     np.testing.assert_array_equal(state, [10, 10])
 
 
-@pytest.mark.parametrize("first", [0.1, S.ExponentialDecay(0.1, 3, 0.5)], ids=["number", "schedule"])
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(0.1, marks=pytest.mark.slow), S.ExponentialDecay(0.1, 3, 0.5)],
+    ids=["number", "schedule"],
+)
 def test_a_schedule_that_is_assigned_later_is_refused(first: Any, make_loop: Any) -> None:
     loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.SGD(first))
     loop.fit(_data(), verbose=0)

@@ -63,7 +63,8 @@ def test_trains_as_keras_does(strategy_of: Any, numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("when", "policy"),
     [
-        *(("before fit", "float32"), ("before evaluate", "float32")),
+        pytest.param("before fit", "float32", marks=pytest.mark.slow),
+        ("before evaluate", "float32"),
         ("between fits", "mixed_float16"),  # `compile` wraps the optimizer
     ],
 )

@@ -75,10 +75,15 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(make_loop: Any, numbers
 
 
 def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
-    """Unequal shares too: what a share is divided by before the scale comes back after it."""
+    """With a synchronized layer and unequal shares: what a share is divided by before the scale comes back after it."""
+
+    def net() -> Any:
+        layers = [L.Dense(5, use_bias=False), L.BatchNormalization(synchronized=True), L.Dense(1)]
+        return sequential((4,), *layers)
+
     results = []
     for loss_scale in (None, 1024.0):
-        loop = make_loop(("mirrored", 2), _net, _adam, loss_scale=loss_scale)
+        loop = make_loop(("mirrored", 2), net, _adam, loss_scale=loss_scale)
         train(loop, cut(*numbers, sizes=[21, 30]))
         results.append(numbers_of([*loop.step.model.variables, *loop.step.optimizer.variables]))
     assert (loop.step.current_loss_scale, loop.step.skipped_steps) == (1024, 0)

@@ -139,6 +139,7 @@ def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
     assert sum(pieces) >= whole[0]
 
 
+@pytest.mark.slow  # a place of the table of equivalence
 def test_on_one_replica_nothing_changes(make_loop: Any, numbers: Any) -> None:
     loops = [make_loop(("one_device", 1), line_net, _decaying, shard_optimizer=sharded) for sharded in (False, True)]
     for loop in loops:

@@ -150,9 +150,8 @@ def _gathered_error(y: Any, y_pred: Any) -> Any:
         lambda: _plain_step(_Gathers(), L.BatchNormalization(synchronized=True)),
         lambda: _plain_step(metrics=[_gathered_error]),
         lambda: _plain_step(loss=_gathered_error, unchecked=("loss", "rows")),
-        lambda: _plain_step(_Gathers(), unchecked=("loss", "rows")),
     ],
-    ids=["synchronized", "metric", "loss, unchecked", "layer, unchecked"],
+    ids=["synchronized", "metric", "loss, unchecked"],
 )
 def test_where_no_other_rows_are_to_be_had(make_step: Any, strategy_of: Any, images: Any) -> None:
     """Refused by name, in training and evaluation; on one device it is what it says."""
