@@ -32,6 +32,8 @@ def path_of(who: str, given: Any) -> str:
             f"A path for {who} must be a str or a pathlib.Path; found {reprlib.repr(given)} ({type(given).__name__}). "
             "Bytes become a str with os.fsdecode(path)."
         )
+    with file_errors(f"{path!r} cannot be read", CURE):
+        path.encode()
     return os.path.expanduser(path)
 
 
@@ -48,6 +50,8 @@ def file_errors(what: str, cure: str) -> Iterator[None]:
         yield
     except MirrorkitError:
         raise
+    except UnicodeError as error:
+        raise FileError(f"{what}: a name is not UTF-8 ({error}). Rename the file or folder.") from error
     except (OSError, tf.errors.OpError) as error:
         raise FileError(f"{what}: {reason(error)}. {cure}") from error
 

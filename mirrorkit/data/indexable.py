@@ -16,6 +16,7 @@ _STREAM = (
     "Write what it yields to files once, mk.data.write_records(examples, folder), and train on "
     "mk.data.records(folder, ...); or let a function make each worker's tf.data.Dataset: mk.data.from_function"
 )
+_MOST = 2**40  # examples; their numbers are held in memory
 _ONE_BY_ONE = "Give it a class whose __getitem__(i) returns example i, without a batch"
 
 
@@ -30,7 +31,7 @@ def number_of(items: Any) -> int:
         raise RecipeError(f"source needs an object that returns examples by index, found {_named(items)}. {cure}.")
     try:
         found = lengths(items)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise RecipeError(
             f"source needs the number of examples, and {_named(items)} has none: {error}. {_STREAM}."
         ) from error
@@ -40,11 +41,12 @@ def number_of(items: Any) -> int:
             "row of each."
         )
     (number,) = found
-    if number == 0:
+    if number < 1:
         raise DataError(f"{_named(items)} holds no example; a recipe needs at least one. Look at where it comes from.")
-    if number == sys.maxsize:
+    if number > _MOST:
         raise RecipeError(
-            f"{_named(items)} repeats without end. Leave out its repeat(): each epoch takes all of it once."
+            f"{_named(items)} has the length {number}: it repeats without end, or is wrong. Leave out its repeat(): "
+            "each epoch takes all of it once."
         )
     return number
 

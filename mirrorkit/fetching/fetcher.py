@@ -134,7 +134,7 @@ class Fetcher:
     def _checked(self, number: int, item: Any) -> Any:
         try:
             return as_arrays(_without_none(item))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # it may hold itself
             raise DataError(f"Item {number} of {_name(self.items)} cannot be used: {error}.") from error
 
 

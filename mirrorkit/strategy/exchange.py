@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction
-from mirrorkit.errors import ClusterError
+from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
 from mirrorkit.strategy.workers import by_worker, num_workers, worker_index
 
@@ -35,7 +35,13 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float
     Raises:
         ClusterError: another worker is gone, or calls something else that all must call, such as `Loop.evaluate`.
     """
-    return [float(v) for v in arrays_of_all_workers(strategy, np.array(value, np.float64))]
+    try:
+        number = float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise ArgumentError(f"of_all_workers takes one number of each worker, found {value!r}.")
+    return [float(v) for v in arrays_of_all_workers(strategy, np.array(number))]
 
 
 def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
@@ -109,8 +115,8 @@ def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) ->
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (
         f"The workers are not at the same place of the program: {by_worker(strategy, places)}. All of them, not only "
-        "the chief, must make the collective calls (fit, evaluate, predict, warm_up, export, wait_for_all, "
-        "of_all_workers) in the same order."
+        "the chief (as in a callback with chief_only = True), must make the collective calls (fit, evaluate, predict, "
+        "warm_up, export, wait_for_all, of_all_workers) in the same order."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.data.image_listing import list_classes, list_images
-from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.errors import DataError, FileError, RecipeError
 
 PIXEL = tf.io.encode_png(np.zeros((1, 1, 3), np.uint8)).numpy()
 
@@ -87,3 +88,9 @@ def test_refusals(tmp_path):
     make(tmp_path, "b/1.png", "c/1.png", "d/1.png", "e/1.png")
     with pytest.raises(RecipeError, match="b, c, d and 1 more"):
         list_classes(str(tmp_path), ["a"])
+
+
+def test_a_name_that_is_not_utf8_is_named(tmp_path):
+    make(tmp_path, "a/1.png", os.fsdecode(b"a/\xe9.png"))
+    with pytest.raises(FileError, match="a name is not UTF-8"):
+        list_images(str(tmp_path / "a"))

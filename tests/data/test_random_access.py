@@ -141,6 +141,25 @@ def test_a_length_that_changes_is_an_error():
         recipe.dataset()
 
 
+@pytest.mark.parametrize(
+    ("length", "match"), [(-1, "should return >= 0"), (2**62, "has the length 46116860184"), (2**70, "fit")]
+)
+def test_a_length_that_is_none_is_an_error(length, match):
+    class Long(Items):
+        def __len__(self) -> int:
+            return length
+
+    with pytest.raises(RecipeError, match=match):
+        data.source(Long(SPLIT.images, SPLIT.labels), global_batch_size=2)
+
+
+def test_an_item_that_holds_itself_is_named():
+    item: list = []
+    item.append(item)
+    with pytest.raises(DataError, match="Item 0 of list cannot be used"):
+        data.source([item], global_batch_size=1)
+
+
 @pytest.mark.slow
 def test_a_loop_names_a_faulty_item_and_its_batch(strategy_of):
     recipe = data.source(Faulty(33, ValueError("bad\n\nfile")), global_batch_size=8)

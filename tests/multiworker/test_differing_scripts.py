@@ -34,6 +34,7 @@ SAYS = {
     "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. All of",
     "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
     "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
+    "Keras's predict after an epoch": PLACE + "Model.predict on worker 0 and Loop.fit on worker 1. All of",
     "export": PLACE + "a wait for the chief on worker 0 and Loop.fit on worker 1. All of",
     "a number of its own": PLACE + "a call of your own on worker 0 and Loop.fit on worker 1. All of",
 }
@@ -66,6 +67,10 @@ def write_noise(model: Any) -> None:
 
 def evaluate(model: Any) -> None:
     model.evaluate_all()
+
+
+def predict(model: Any) -> None:
+    model.predict(np.ones((4, 3), "float32"), verbose=0)
 
 
 def numbers() -> mk.data.Batches:
@@ -134,6 +139,7 @@ def differing(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
             {"fit": {"callbacks": [After(lambda model: None, of_batches=True)]}},
             {"fit": {"callbacks": [After(evaluate, of_batches=True)]}},
         ),
+        "Keras's predict after an epoch": ({}, {"fit": {"callbacks": [After(predict)]}}),
         "export": ({}, {"after": lambda loop: mk.train.export(loop, folder / "never.keras")}),
         "a number of its own": ({}, {"after": lambda loop: mk.strategy.of_all_workers(loop.strategy, 1)}),
     }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorkit.errors import ClusterError
+from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy import agreement, barrier, exchange
 from mirrorkit.strategy import workers as strategy_workers
 
@@ -137,3 +137,9 @@ def test_one_process_compares_nothing(strategy_of):
     strategy = strategy_of("mirrored", 2)
     agreement.require_same(strategy, "step", {"not for JSON": object()})
     assert agreement.of_chief(strategy, b"abc") == b"abc"
+
+
+@pytest.mark.parametrize("value", ["3", b"3", None, {"a": 1}, [1, 2], np.ones(2)], ids=str)
+def test_what_is_no_number_is_refused(value: Any, strategy_of: Any) -> None:
+    with pytest.raises(ArgumentError, match="one number of each worker"):
+        exchange.of_all_workers(strategy_of("one_device", 1), value)

@@ -41,6 +41,11 @@ def require_examples(batches: int, examples: int) -> None:
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the outputs of all batches as one array [N, ...]."""
+    if not parts[0].shape:
+        raise StepError(
+            f"An output is one number for a batch, {parts[0]}. Every output needs a row for each row of the batch: "
+            "return tensors [rows, ...], or leave it out."
+        )
     shapes = dict.fromkeys(part.shape[1:] for part in parts)
     if len(shapes) > 1:
         first, second, *_ = ([None, *shape] for shape in shapes)

@@ -22,7 +22,7 @@ from mirrorkit.train.first_batch.trying import NotChecked
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.requirements.data import check_tensors
+from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
 
@@ -30,6 +30,7 @@ from mirrorkit.variables import unchanged
 def check_predictions(step: Supervised, batch: Nest) -> None:
     """Refuse predictions for a global batch that depend on how it is cut."""
     check_tensors(batch)
+    check_batched(step.trained, step.unpack(batch).x)
     if tf.nest.flatten(batch)[0].shape[0]:
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
             outside_replica(lambda: _compare(step, batch))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +21,7 @@ from mirrorkit.strategy import (
     is_parameter_server,
     num_workers,
     of_all_workers,
+    place,
     texts_of_all_workers,
 )
 from mirrorkit.train.callback import LoopCallback, call_periods
@@ -94,6 +97,28 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+@contextlib.contextmanager
+def keras_calls_together(strategy: tf.distribute.Strategy, model: Any) -> Iterator[None]:
+    """Within the block, an error names workers of which only some call Keras's own `evaluate` or `predict`.
+
+    Without it, these would wait for the others, as in a callback with `chief_only`.
+    """
+    names = [name for name in ("evaluate", "predict") if num_workers(strategy) > 1 and hasattr(model, name)]
+
+    def together(name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        with place(f"Model.{name}"):
+            of_all_workers(strategy, 0)
+        return method(*args, **options)
+
+    methods = {name: functools.partial(together, name, getattr(model, name)) for name in names}
+    vars(model).update(methods)  # not by assignment, which Keras would track
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(model)[name]
 
 
 def _require_same_on_all_workers(strategy: tf.distribute.Strategy, given: Sequence[Any]) -> None:

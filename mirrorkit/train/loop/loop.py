@@ -27,6 +27,7 @@ from mirrorkit.train.loop.callbacks import (
     begin_states,
     callback_list,
     end_training,
+    keras_calls_together,
     release,
     some_act_on_batches,
     verbosity,
@@ -223,7 +224,7 @@ class Loop:
             print(chosen(self.strategy), flush=True)
         self._told_where = True
         try:
-            with explained(self.strategy, data, validation_data):
+            with keras_calls_together(self.strategy, model), explained(self.strategy, data, validation_data):
                 step.prepare(training.element_spec)
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
@@ -304,7 +305,7 @@ class Loop:
         of_all_workers(self.strategy, 0)  # a worker that is at another place of the program is named
         with explained(self.strategy, data):
             parts = list(passes.predict(inputs))
-        require_examples(len(parts), sum(len(tf.nest.flatten(part)[0]) for part in parts))
+        require_examples(len(parts), sum(tf.nest.flatten(part)[0].shape[:1].num_elements() for part in parts))
         return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
 
     @one_at_a_time

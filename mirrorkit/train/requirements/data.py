@@ -26,9 +26,14 @@ def check_tensors(element_spec: Spec) -> None:
 
 
 def check_batched(model: KerasModel, x: Nest) -> None:
-    """Refuse data that yields single examples where batches are needed."""
+    """Refuse data that yields text where the model takes numbers, or single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []
     for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
+        if spec.dtype == tf.string and given.dtype != "string":
+            raise StepError(
+                f"The data yields text {spec.shape}, where the model takes {given.dtype} {given.shape}. Turn text into "
+                "numbers in the dataset, with keras.layers.TextVectorization or StringLookup in its map, say."
+            )
         example, found = tuple(given.shape[1:]), tf.TensorShape(spec.shape)
         if example and None not in example and found.rank is not None and tuple(found) == example:
             raise StepError(

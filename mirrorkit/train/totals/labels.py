@@ -21,7 +21,8 @@ def check_labels(totals: Totals, labels: Nest) -> None:
     """Refuse labels of a set (arrays in memory) that a sparse loss has no class for; name the first."""
     targets = per_output(totals.names, labels, "targets")
     for (output, loss), classes in zip(totals.losses.members, totals.losses.widths, strict=True):
-        if isinstance(targets[output], np.ndarray) and classes is not None and _takes_classes(loss):
+        is_numbers = isinstance(targets[output], np.ndarray) and targets[output].dtype.kind in "biuf"
+        if is_numbers and classes is not None and _takes_classes(loss):
             place = _first_other(targets[output], classes, setting_of(loss, "ignore_class"))
             if place is not None:
                 found = targets[output][place]

@@ -194,6 +194,21 @@ def test_an_index_that_an_embedding_does_not_have_is_named(make_loop: Any) -> No
     assert "embedding" in text
 
 
+@pytest.mark.parametrize("shape", [(32,), (32, 3)], ids=str)
+def test_text_for_a_model_of_numbers_is_named(shape: Any, make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), lambda: sequential((3,), L.Dense(1)))
+    words = np.full(shape, "cat")
+    for what, data in (("fit", (words, np.zeros(32))), ("evaluate", (words, np.zeros(32))), ("predict", words)):
+        text = message_of(loop, what, tf.data.Dataset.from_tensor_slices(data).batch(16))
+        assert text.startswith("The data yields text ")
+        assert "where the model takes float32 (None, 3)" in text
+
+
+def test_labels_that_are_text_are_named(loop: Any) -> None:
+    with pytest.raises(MirrorkitError, match=r"A tensor of the data is text in .*StringLookup"):
+        loop.fit(X[:16], np.full(16, "cat"), batch_size=16, verbose=0)
+
+
 def test_targets_that_are_text_are_named(make_loop: Any) -> None:
     line = make_loop(("mirrored", 2), lambda: sequential((3,), L.Dense(1)))
     words = tf.data.Dataset.from_tensor_slices((np.ones((32, 3), "float32"), ["cat", "dog"] * 16)).batch(16)

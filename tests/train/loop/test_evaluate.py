@@ -48,6 +48,17 @@ def test_predict_takes_inputs_alone_and_pads_nothing(fixed_line: Any, numbers: A
     assert len(loop.predict(endless, steps=3)) == 12
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_output_that_is_one_number_is_named(first: bool, make_loop: Any, numbers: Any) -> None:
+    def net() -> Any:
+        x = keras.Input((4,))
+        outputs = [L.Dense(1)(x), L.Lambda(keras.ops.mean)(x)]
+        return keras.Model(x, outputs[::-1] if first else outputs)
+
+    with pytest.raises(StepError, match=r"one number for a batch.*return tensors \[rows, \.\.\.\]"):
+        make_loop(("one_device", 1), net).predict(numbers[0])
+
+
 def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
     def sequences() -> Any:
         for length in (5, 7):
