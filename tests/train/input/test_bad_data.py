@@ -34,8 +34,8 @@ def loop(strategy_of: Any) -> mk.train.Loop:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda x, y: (x, "text"), r"found tuple.*mk\.data\.batches"),
-        (lambda x, y: mk.data.arrays(x, y), r"found Split.*mk\.data\.batches"),
+        (lambda x, y: (x, "text"), r"mk\.data\.batches.*found tuple"),
+        (lambda x, y: mk.data.arrays(x, y), r"mk\.data\.batches.*found Split"),
         (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
         (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
         (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
