@@ -191,7 +191,7 @@ def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tm
 def test_export_asks_which_model(strategy_of: Any, tmp_path: Any) -> None:
     loop = _loop(strategy_of("mirrored", 2), Alternating)
     for of in (loop, loop.step):
-        with pytest.raises(StepError, match="Alternating.*export the model itself"):
+        with pytest.raises(StepError, match=r"Alternating.*export the model itself"):
             mk.train.export(of, tmp_path / "all.keras")
     mk.train.export(loop.step.painter, tmp_path / "painter.keras")
     assert keras.saving.load_model(tmp_path / "painter.keras").count_params() == loop.step.painter.count_params()
