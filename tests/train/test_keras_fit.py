@@ -165,6 +165,50 @@ def test_fit_is_that_of_keras(strategy_of: Any, use: str, replicas: int) -> None
     assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
 
 
+@pytest.mark.slow
+def test_fit_under_central_storage_is_that_of_keras(strategy_of: Any) -> None:
+    model, ours = twins(plain, strategy_of("central_storage", 2))
+    asked = {"batch_size": 16, "epochs": 2, "validation_split": 0.3, "shuffle": False, "verbose": 0}
+    assert_same_logs(mk.fit(ours, X, Y, **asked).history, model.fit(X, Y, **asked).history, rtol=2e-5)
+    assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
+
+
+@pytest.mark.slow
+def test_fit_of_a_model_on_two_devices_is_that_of_keras(strategy_of: Any) -> None:
+    model = plain()
+    with mk.parallel.Layout({".": 0}, default=1, devices=["cpu:0", "cpu:1"]), strategy_of("one_device", 1).scope():
+        ours = plain()
+    ours.set_weights(model.get_weights())
+    asked = {"batch_size": 16, "epochs": 2, "validation_split": 0.3, "shuffle": False, "verbose": 0}
+    assert_same_logs(mk.fit(ours, X, Y, **asked).history, model.fit(X, Y, **asked).history, rtol=2e-5)
+    assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
+
+
+def test_replicas_draw_what_one_device_draws_that_computes_the_same_shares(strategy_of: Any) -> None:
+    """The shares of a batch are its accumulated parts; one device that takes it whole draws other numbers."""
+
+    def noisy() -> Any:
+        layers = [
+            keras.layers.Dense(5, "tanh"),
+            keras.layers.Dropout(0.5, seed=3),
+            keras.layers.GaussianNoise(0.1, seed=4),
+        ]
+        model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    asked = {"epochs": 2, "shuffle": False, "verbose": 0}
+    whole, replicas = twins(noisy, strategy_of("mirrored", 2))
+    in_parts = noisy()
+    in_parts.set_weights(whole.get_weights())
+    found = mk.fit(replicas, X[:64], Y[:64], batch_size=16, **asked)
+    expected = mk.fit(in_parts, X[:64], Y[:64], batch_size=8, accumulate=2, **asked)
+    mk.fit(whole, X[:64], Y[:64], batch_size=16, **asked)
+    assert_same_logs(found.history, expected.history, rtol=2e-5)
+    assert largest_difference(replicas.get_weights(), in_parts.get_weights()) < 2e-5
+    assert largest_difference(replicas.get_weights(), whole.get_weights()) > 1e-3
+
+
 @pytest.fixture(scope="module")
 def pair(strategy_of: Any) -> tuple[Any, Any]:
     return twins(plain, strategy_of("mirrored", 3))
@@ -324,6 +368,30 @@ def test_it_says_once_where_it_trains(
         mk.fit(plain(), X, Y, verbose=2)
     assert "made in no strategy's scope" in capsys.readouterr().out
     assert "2 GPUs" in caplog.text
+
+
+def test_a_hook_that_only_looks_comes_once_per_call_as_the_warning_says(
+    strategy_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Look(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches: list[int] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches.append(batch)
+
+    with strategy_of("one_device", 1).scope():
+        model = plain()
+    every, fifth = Look(), Look()
+    mk.fit(model, X, Y, batch_size=7, callbacks=[every], verbose=0)
+    assert "compile(steps_per_execution=50)" in caplog.text
+    caplog.clear()
+    with strategy_of("one_device", 1).scope():
+        model.compile("adam", "mse", steps_per_execution=5)
+    mk.fit(model, X, Y, batch_size=7, callbacks=[fifth], verbose=0)
+    assert "hook" not in caplog.text
+    assert (every.batches, fifth.batches) == ([*range(10)], [4, 9])
 
 
 def test_a_generator_gives_each_validation_its_next_batches(strategy_of: Any) -> None:

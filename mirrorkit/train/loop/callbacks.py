@@ -46,7 +46,8 @@ _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and 
     True: ": under parameter servers it comes once per call of many steps, since workers take steps at the same time. "
     "Loop(..., steps_per_call=1) calls it at every step, and then one worker at a time is busy.",
     False: ", so every step is a call by itself, as in Keras's fit. This costs a fraction of a millisecond per step, "
-    "which a small model notices. If the callback only looks, Loop(..., steps_per_call=50) calls it once per 50 steps.",
+    "which a small model notices. If the callback only looks, Loop(..., steps_per_call=50), or with mk.fit "
+    "compile(steps_per_execution=50), calls it once per 50 steps.",
 }
 
 _WRITERS = tuple(
@@ -171,8 +172,7 @@ def verbosity(verbose: int | str) -> int:
     # Keras 3 itself takes "auto" for 1 everywhere; the control characters of a bar spoil a log file.
     if verbose != "auto":
         return int(verbose)
-    in_terminal = bool(sys.stdout and sys.stdout.isatty())
-    return 1 if in_terminal or "ipykernel" in sys.modules else 2
+    return 1 if (sys.stdout and sys.stdout.isatty()) or "ipykernel" in sys.modules else 2
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:

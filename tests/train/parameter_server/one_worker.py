@@ -52,6 +52,35 @@ def accumulated():
     return compared(train)
 
 
+def one_line():
+    """`mk.fit` and what goes with it, on arrays, a dataset and a PyDataset."""
+
+    def train(strategy):
+        with strategy.scope():
+            layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+            model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(3, "softmax")])
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(40)
+        fits = [
+            mk.fit(model, images, labels, batch_size=64, validation_split=0.2, shuffle=False, verbose=0),
+            mk.fit(model, images, labels, batch_size=64, epochs=2, seed=1, verbose=0),
+            mk.fit(model, dataset, verbose=0),
+            mk.fit(model, Pieces(), epochs=2, seed=1, verbose=0),
+        ]
+        logs = [fit.history for fit in fits]
+        return model.get_weights(), logs, mk.evaluate(model, images, labels, verbose=0), mk.predict(model, images)
+
+    return compared(train)
+
+
+class Pieces(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return images[70 * number : 70 * number + 70], labels[70 * number : 70 * number + 70]
+
+
 def larger_models():
     """What is for models larger than a device."""
     found = {}
@@ -91,4 +120,4 @@ def table():
     }
 
 
-run(accumulated, larger_models, table)
+run(accumulated, one_line, larger_models, table)

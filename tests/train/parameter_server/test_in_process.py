@@ -88,6 +88,11 @@ def test_one_worker_does_what_one_device_does(one_worker):
 
 
 @pytest.mark.slow
+def test_the_one_line_does_on_one_worker_what_it_does_on_one_device(one_worker):
+    assert one_worker("one_line")["largest"] < 2e-5
+
+
+@pytest.mark.slow
 def test_layouts_and_sharded_slots_are_refused(one_worker):
     found = one_worker("larger_models")
     assert "A layout goes with one device or mirrored, found ParameterServerStrategy" in found["layout"]
