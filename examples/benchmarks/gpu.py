@@ -115,6 +115,7 @@ def gpu(
         ArgumentError: an invalid argument.
     """
     rehearsed = devices == "cpu"
+    check_work(*models, repeats=repeats, global_batch_size=global_batch_size, examples=examples)
     examples, size = examples or (64 if rehearsed else None), global_batch_size or (16 if rehearsed else 256)
     repeats = repeats or (1 if rehearsed else 5)
     if not (minutes > 0 and models and parts and set(parts) <= set(PARTS)):
@@ -122,7 +123,6 @@ def gpu(
             f"gpu(minutes={minutes!r}, models={models!r}, parts={parts!r}) was asked for. It takes minutes above 0, "
             f"one model or more, and one or more of the parts {', '.join(map(repr, PARTS))}."
         )
-    check_work(*models, repeats=repeats, global_batch_size=size, examples=examples)
     if examples is not None and examples < size:
         raise ArgumentError(f"examples={examples} do not make one batch of global_batch_size={size}: take more.")
     budget = Budget(60 * minutes)

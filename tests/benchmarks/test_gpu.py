@@ -108,6 +108,13 @@ def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
         run()
 
 
+@pytest.mark.parametrize("option", ["repeats", "examples", "global-batch-size"])
+def test_a_number_of_0_is_a_mistake_and_not_the_default(pretended, run, option):
+    pretended(["H200"])
+    with pytest.raises(SystemExit, match=f"{option.replace('-', '_')}=0 was asked for"):
+        run(f"--{option}", "0")
+
+
 def linear_step():
     net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
