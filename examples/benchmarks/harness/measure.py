@@ -105,10 +105,11 @@ def check_work(*models: str, **counts: int | None) -> None:
 class Budget:
     """The seconds that a benchmark may take, and the longest that one of its jobs took to start so far."""
 
-    def __init__(self, seconds: float = math.inf) -> None:
+    def __init__(self, seconds: float = math.inf, *, share: float = 1 / 8) -> None:
+        """`share` of the seconds is the longest wait for an answer, and at least a minute."""
         self.end = time.monotonic() + seconds
         self.slowest = 0.0
-        self._patience = 900.0 if seconds == math.inf else max(60.0, seconds / 8)
+        self._patience = 900.0 if seconds == math.inf else max(60.0, seconds * share)
 
     @property
     def left(self) -> float:

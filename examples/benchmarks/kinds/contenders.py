@@ -16,16 +16,18 @@ import tensorflow as tf
 from contenders.work import Laps
 from harness.peak_memory import peak_bytes
 
+from kinds.known import KNOWN, REHEARSED
 from kinds.models import BATCH_NORM, DEPTHS, FIRST, KINDS
 
 
 class Contender:
     """A model and its data; `work` names them, `kind` and `devices` the strategy, as `mk.strategy.create` does."""
 
-    def __init__(self, work: str, optimizer: str, steps: int | None, kind: str, devices: str) -> None:
+    def __init__(self, work: str, optimizer: Any, steps: int | None, kind: str, devices: str) -> None:
         keras.utils.set_random_seed(0)
         self.strategy = self.create_strategy(kind, devices)
-        self.work = (KINDS | BATCH_NORM | FIRST | DEPTHS)[work]
+        self.work = (KINDS | BATCH_NORM | FIRST | DEPTHS | KNOWN | REHEARSED)[work]
+        keras.config.set_dtype_policy(self.work.policy)
         self.steps = steps or self.work.steps
         self.data = self.work.dataset()
         with self.strategy.scope() if self.strategy else contextlib.nullcontext():
@@ -67,7 +69,14 @@ def peak() -> int:
 
 
 class Fit(Contender):
-    """Keras's fit; on one device without a strategy, as Keras's users write it."""
+    """Keras's fit; on one device without a strategy, as Keras's users write it.
+
+    `of_compile` are options of `compile`.
+    """
+
+    def __init__(self, *arguments: Any, of_compile: dict[str, Any] | None = None, **others: Any) -> None:
+        self.of_compile = of_compile or {}
+        super().__init__(*arguments, **others)
 
     def create_strategy(self, kind: str, devices: str) -> Any:
         """See Contender."""
@@ -75,7 +84,7 @@ class Fit(Contender):
 
     def build(self) -> Callable[..., Any]:
         """See Contender."""
-        self.model.compile(self.optimizer, loss=self.work.loss, metrics=["accuracy"])
+        self.model.compile(self.optimizer, loss=self.work.loss, metrics=["accuracy"], **self.of_compile)
         return self.model.fit
 
 

@@ -30,6 +30,7 @@ class Kind:
         steps: of an epoch: 20, or fewer of long ones. At its end `Loop` reads all weights and slots once, to see a NaN.
         loss: the name of Keras's.
         batches: how many different ones there are; they come again and again.
+        policy: Keras's dtype policy.
     """
 
     what: str
@@ -39,6 +40,7 @@ class Kind:
     steps: int
     loss: str = SPARSE
     batches: int = 16
+    policy: str = "float32"
 
     def dataset(self) -> tf.data.Dataset:
         """Return global batches without an end, cut beforehand, so that making them takes next to no time."""

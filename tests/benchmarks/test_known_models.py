@@ -1,0 +1,188 @@
+"""examples/benchmarks/known_models.py: what its models compute, its rows and notes, and one whole rehearsal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import keras
+import known_models
+import pytest
+from harness.measure import LEFT_OUT, Measured
+from kinds.known import KNOWN, REHEARSED, bert, flops_of_training, multiply_adds, resnet50
+
+import mirrorkit as mk
+
+
+def weights_of_bert(layers, width, words):
+    """As the paper has them, with a head of ten classes."""
+    norm = 2 * width
+    tables = (words + 512 + 2) * width + norm
+    attention = 4 * (width * width + width)
+    feed_forward = 2 * 4 * width * width + 4 * width + width
+    return tables + layers * (attention + feed_forward + 2 * norm) + (width * width + width) + 10 * (width + 1)
+
+
+def test_bert_has_the_weights_of_the_paper():
+    for layers, width, words in ((2, 32, 100), (1, 48, 70)):
+        model = bert(layers, width, heads=2, words=words, length=8)
+        assert model.count_params() == weights_of_bert(layers, width, words)
+    assert weights_of_bert(12, 768, 30_522) == pytest.approx(110e6, rel=0.01)
+    assert bert.__defaults__ == (12, 768, 12, 30_522, 128)
+
+
+def multiply_adds_of_bert(layers, width, length):
+    """Kernels at each token, queries with keys and weights with values; pooler and head at one token."""
+    a_layer = 12 * width * width * length + 2 * length * length * width
+    return layers * a_layer + width * width + 10 * width
+
+
+def test_bert_computes_what_its_matrices_say():
+    assert multiply_adds(bert(2, 32, heads=2, words=100, length=8)) == multiply_adds_of_bert(2, 32, 8)
+    assert multiply_adds(bert(1, 48, heads=4, words=70, length=5)) == multiply_adds_of_bert(1, 48, 5)
+
+
+def test_resnet_50_has_the_weights_and_multiply_adds_of_version_1_5():
+    model = resnet50()
+    assert sum(weight.value.shape.num_elements() for weight in model.trainable_weights) == 25_557_032
+    assert multiply_adds(model) == pytest.approx(4.09e9, rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "resnet20"])
+def test_models_of_the_zoo_compute_what_their_docstrings_say(name):
+    (flops,) = re.findall(r"FLOPs per image: ([\d,]+)", getattr(mk.models, name).__doc__)
+    assert flops_of_training(KNOWN[name].model()) == 3 * int(flops.replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 3060", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("", None),
+    ],
+)
+def test_the_peak_is_that_of_the_whole_gpu_that_is_named(name, peak):
+    assert known_models.peak_of(name) == peak
+
+
+def test_rows_have_speeds_and_their_share_of_the_peak():
+    turns = [{"step": [seconds], "peak": megabytes} for seconds, megabytes in ((0.1, 5.0), (0.05, 7.0), (0.2, 6.0))]
+    found = {"Loop": Measured(turns, {"flops": 1e12}), "fit": Measured(error="no memory\nand more")}
+    loop, fit = known_models.rows_of("resnet-50", found, 10_000.0)
+    assert loop["values"] == [2560.0, 5120.0, 1280.0]
+    assert (loop["median"], loop["lowest"], loop["best"], loop["n"]) == (2560.0, 1280.0, 5120.0, 3)
+    assert (loop["counted"], loop["peak_mb"], loop["tflops"], loop["of_peak"]) == ("images", 7.0, 2560.0, 0.256)
+    assert fit["error"] == "no memory\nand more"
+    (tokens,) = known_models.rows_of("bert-base", {"Loop": Measured(turns[:1], {"flops": 1e12})}, None)
+    assert (tokens["median"], tokens["counted"], tokens["tflops"]) == (64 * 128 / 0.1, "tokens", 640.0)
+    assert "of_peak" not in tokens, "a GPU that is not known"
+    (single,) = known_models.rows_of("resnet20", {"Loop": Measured(turns[:1], {"flops": 1e12})}, 10_000.0)
+    assert "of_peak" not in single, "float32, which is compared with no peak"
+
+
+def test_what_others_published_is_told_with_the_limit_of_the_memory():
+    resnet, bert_large = known_models.published()
+    assert "2,375 images/s on one A100 40GB" in resnet
+    assert "5,117 on an H100 SXM and 7,331 on an H200 (reckoned, not measured)" in resnet
+    assert "62,156 tokens/s" in bert_large
+    assert "37% of the peak" in bert_large
+
+
+def test_each_group_has_loop_and_no_more_than_three_large_models():
+    groups = known_models.plan("gpu", known_models.MODELS)
+    assert [group.work for group in groups] == [*KNOWN, "resnet-50", "bert-base"]
+    by_model = {}
+    for group in groups:
+        assert len(group.jobs) <= (3 if group.work in known_models.LARGE else 5)
+        assert next(iter(group.jobs)) == "Loop"
+        by_model.setdefault(group.work, set()).update(group.jobs)
+    assert all(jobs == set(known_models.CONTENDERS) for jobs in by_model.values())
+    assert {group.work for group in known_models.plan("cpu", known_models.MODELS)} == set(REHEARSED)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """`run("--devices cpu")` gives what was written as JSON, and what was printed."""
+
+    def run(options):
+        written = tmp_path / "figures.json"
+        monkeypatch.setattr("sys.argv", ["known_models.py", *options.split(), "--json", str(written)])
+        known_models.main()
+        return json.loads(written.read_text()), capsys.readouterr().out
+
+    return run
+
+
+def pretended(monkeypatch, gpus):
+    about = {"processor": "p", "cores": 2, "memory_gib": 1, "gpus": gpus, "versions": {}, "environment": {}}
+    monkeypatch.setattr(known_models, "about_with_gpus", lambda: about)
+
+
+def test_the_report_says_what_failed_and_what_was_left_out(monkeypatch, run):
+    pretended(monkeypatch, ["NVIDIA H100 PCIe"])
+
+    fast = Measured([{"step": [0.1], "peak": 5.0}], {"flops": 1e12})
+
+    def measured(jobs, **_):
+        return dict(zip(jobs, [fast, Measured(error="no memory\nat all"), Measured(error=LEFT_OUT)], strict=True))
+
+    monkeypatch.setattr(known_models, "measure_in_turns", measured)
+    written, printed = run("--models resnet-50 --minutes 7")
+    assert [row["what"] for row in written["rows"]] == [*known_models.FIRST, *known_models.SECOND]
+    assert "338.6%" in printed
+    assert re.search(r"fit .*  no memory$", printed, re.MULTILINE)
+    assert "2 rows were left out: they did not fit into 7 min." in printed
+    assert "rehearsal" not in printed
+
+
+@pytest.mark.parametrize("options", ["", "--one-by-one"])
+def test_processes_start_together_or_one_by_one(options, monkeypatch, run):
+    pretended(monkeypatch, ["NVIDIA H200"])
+    asked = []
+
+    def measured(jobs, *, together, **_):
+        asked.append(together)
+        return {"Loop": Measured(error=LEFT_OUT)}
+
+    monkeypatch.setattr(known_models, "measure_in_turns", measured)
+    run(f"--models mnist_cnn {options}")
+    assert asked == [not options]
+
+
+def test_without_a_gpu_it_refuses_in_one_line(monkeypatch, run):
+    pretended(monkeypatch, [])
+    with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
+        run("")
+
+
+@pytest.mark.parametrize("options", ["--models vgg", "--minutes 0", "--repeats 0"])
+def test_mistakes_are_told_before_the_measurement(options, run):
+    with pytest.raises(SystemExit, match="was asked for"):
+        run(f"--devices cpu {options}")
+
+
+@pytest.mark.slow  # five trainings compile
+@pytest.mark.parametrize(("model", "measured"), [("resnet-50", 6), ("bert-base", 6), ("mnist_cnn", 5)])
+@pytest.mark.usefixtures("in_this_process")
+def test_a_rehearsal_measures_everything(model, measured, run):
+    policy = keras.config.dtype_policy()
+    try:
+        written, printed = run(f"--devices cpu --models {model}")
+    finally:
+        keras.config.set_dtype_policy(policy)
+    rows = written["rows"]
+    for row in rows:
+        assert "error" not in row, row
+        assert row["n"] == len(row["values"]) == 1
+        assert min(*row["values"], row["flops"], row["peak_mb"]) > 0
+        assert "of_peak" not in row
+    assert len(rows) == measured
+    assert "A rehearsal on virtual CPU devices" in printed
