@@ -33,11 +33,11 @@ def _made(name: str, options: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def _assert_same(optimizer: Any, variables: list[Any]) -> None:
-    """Three updates, each row by row and all at once, from the same values; eagerly, so that no compiler rewrites."""
+    """Two updates, each row by row and all at once, from the same values; eagerly, so that no compiler rewrites."""
     weights, slots = tensors(variables), tensors(optimizer.variables)
     schedule = optim.schedule_of(optimizer)
     own_slots = 0
-    for step in range(3):
+    for step in range(2):
         gradients = gradients_of(variables, step)
         rate = None if schedule is None else schedule(tf.constant(step))
         new_weights, new_slots = optim.functional_apply(optimizer, weights, slots, gradients, rate=rate)
@@ -64,7 +64,7 @@ def test_rows_have_the_bits_of_the_whole_weight(name: str, options: dict[str, An
     _assert_same(*_made(name, options))
 
 
-@pytest.mark.parametrize("excluded", range(4))
+@pytest.mark.parametrize("excluded", [0, 1], ids=["a table", "another weight"])
 def test_exclusions_from_weight_decay_hold(excluded: int) -> None:
     _assert_same(*_made("AdamW", {"weight_decay": 0.5, "excluded": [excluded]}))
 

@@ -53,8 +53,7 @@ def _compiled(
 
 def _as_keras(strategy: tf.distribute.Strategy, layer: Any, data: Any, **options: Any) -> None:
     """Weights and history are those of Keras's `fit` without a strategy."""
-    validation = plain_dataset(X[:12], Y[:12], batch=12)
-    fit_compiled(strategy, lambda: _compiled(layer, **options), data, apart=1e-6, validation_data=validation)
+    fit_compiled(strategy, lambda: _compiled(layer, **options), data, apart=1e-6)
 
 
 def _data(batch: int = 12) -> tf.data.Dataset:

@@ -22,25 +22,6 @@ def _net() -> Any:
     return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
 
 
-def test_averages_of_keras_optimizer(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
-    """With `use_ema`, against one device and the whole batches; those of a step: below."""
-
-    def adam() -> Any:
-        return keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.7)
-
-    loop = make_loop(THREE, _net, adam)
-    model, optimizer = keras_twin(_net, loop), adam()
-    batches = cut(*numbers, sizes=[20, 9, 20, 2, 8])  # on three replicas 2 is 1, 1, 0
-    train(loop, batches)
-    train_by_hand(model, optimizer, batches)
-    assert_replicas_equal(loop)
-    last = model.get_weights()
-    for one, of in ((optimizer, model), (loop.step.optimizer, loop.step.model)):
-        one.finalize_variable_values(of.trainable_variables)
-    assert largest_difference(last, model.get_weights()) > 0.01
-    assert largest_difference(numbers_of(loop.step.model.trainable_variables), model.get_weights()) < 1e-6
-
-
 def test_within_the_block_everything_sees_the_averages(make_loop: Any, numbers: Any, tmp_path: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, ema=0.5, metrics=["mae"])
     data = plain_dataset(*numbers, batch=20)

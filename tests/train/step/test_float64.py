@@ -33,40 +33,19 @@ def squares(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((y - y_pred) ** 2, -1)
 
 
-def dense() -> Any:
-    return keras.Sequential([keras.Input((8,)), L.Dense(4, kernel_initializer="ones")])
-
-
-def whole(kind: str, *arrays: np.ndarray) -> Any:
-    if kind == "dataset":
-        return tf.data.Dataset.from_tensor_slices(arrays).batch(16)
-    recipe = {"batches": mk.data.batches, "resident": mk.data.resident}[kind]
+def batches(*arrays: np.ndarray) -> Any:
     x, y, *weight = arrays
-    return recipe(mk.data.arrays(x, y, sample_weight=weight[0] if weight else None), global_batch_size=16)
+    return mk.data.batches(mk.data.arrays(x, y, sample_weight=weight[0] if weight else None), global_batch_size=16)
 
 
-def narrow(arrays: Any) -> Any:
-    return tuple(array.astype(np.float32) for array in arrays)
-
-
-@pytest.mark.parametrize(
-    ("net", "options", "arrays", "kind"),
-    [
-        (dense, {}, (X, Y, WEIGHT), "dataset"),
-        pytest.param(Plain, {}, (X, Y), "resident", marks=pytest.mark.slow),
-        pytest.param(Plain, {"loss": squares, "metrics": ["mae"]}, (X, Y, WEIGHT), "batches", marks=pytest.mark.slow),
-    ],
-    ids=["dense", "plain", "own loss"],
-)
-def test_it_trains_as_float32_does(
-    make_loop: Any, net: Any, options: dict[str, Any], arrays: Any, kind: str, caplog: Any
-) -> None:
-    wide, other = (make_loop(("mirrored", 2), net, **options) for _ in range(2))
+def test_it_trains_as_float32_does(make_loop: Any, caplog: Any) -> None:
+    wide, other = (make_loop(("mirrored", 2), Plain, loss=squares, metrics=["mae"]) for _ in range(2))
+    arrays = X, Y, WEIGHT
     with caplog.at_level(logging.INFO, "mirrorkit"):
         for what in ("fit", "evaluate", "predict"):
             given = {"verbose": 0} if what == "fit" else {}
-            runs = ((wide, arrays), (other, narrow(arrays)))
-            found, wanted = (getattr(one, what)(whole(kind, *a), **given) for one, a in runs)
+            runs = ((wide, arrays), (other, (array.astype(np.float32) for array in arrays)))
+            found, wanted = (getattr(one, what)(batches(*a), **given) for one, a in runs)
             if what == "predict":
                 np.testing.assert_array_equal(found, wanted)
             else:
@@ -81,7 +60,7 @@ def test_a_model_that_computes_in_float64_gets_it(make_loop: Any) -> None:
         layers = [L.Rescaling(1.0, offset=-1e8, dtype="float64"), L.Dense(4, dtype="float64")]
         return keras.Sequential([keras.Input((8,), dtype="float64"), *layers])
 
-    loop, data = make_loop(("mirrored", 2), net), whole("batches", X + 1e8, Y)
+    loop, data = make_loop(("mirrored", 2), net), batches(X + 1e8, Y)
     predicted = X @ loop.step.model.get_weights()[0]
     np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-6)
     assert loop.evaluate(data)["loss"] == pytest.approx(((predicted - Y) ** 2).mean(), rel=1e-6)

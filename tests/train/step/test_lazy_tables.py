@@ -54,11 +54,10 @@ def _state(model: Any, optimizer: Any) -> list[np.ndarray]:
     return [*model.get_weights(), *numbers_of(moments)]
 
 
-@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 3)], ids=str)
-def test_as_plain_numpy(where: Any, make_loop: Any, assert_replicas_equal: Any) -> None:
+def test_as_plain_numpy(make_loop: Any, assert_replicas_equal: Any) -> None:
     """The control is how far Keras's own Adam, on dense gradients, is from its arithmetic in float64."""
     x, y = words(UNEVEN)
-    loop = make_loop(where, net, _adam, sparse_embeddings="lazy")
+    loop = make_loop(("mirrored", 3), net, _adam, sparse_embeddings="lazy")
     model, optimizer = keras_twin(net, loop), _adam()
     start = model.get_weights()
     whole = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]

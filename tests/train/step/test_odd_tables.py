@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 _BATCH = 7  # on three replicas 3, 3 and 1
 
 
-def _trained(make_loop: Any, replicas: int, net: Any, x: Any, sparse_embeddings: Any, tables: int) -> list[np.ndarray]:
-    loop = make_loop(("mirrored", replicas), net, sparse_embeddings=sparse_embeddings)
+def _trained(make_loop: Any, net: Any, x: Any, sparse_embeddings: Any, tables: int) -> list[np.ndarray]:
+    loop = make_loop(("mirrored", 3), net, sparse_embeddings=sparse_embeddings)
     y = np.linspace(-1, 1, 2 * _BATCH, dtype="float32")[:, np.newaxis]
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(_BATCH, drop_remainder=True)
     loop.fit(data, epochs=2, verbose=0)
@@ -32,20 +32,18 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_batches_that_look_up_no_row(make_loop: Any, replicas: int) -> None:
+def test_batches_that_look_up_no_row(make_loop: Any) -> None:
     def net() -> Any:
         words, numbers = keras.Input([0], dtype="int32"), keras.Input([2])
         of_words = keras.ops.sum(keras.layers.Embedding(2**16, 4)(words), axis=1)
         return keras.Model([words, numbers], keras.layers.Dense(1)(keras.ops.concatenate([of_words, numbers], axis=1)))
 
     x = np.zeros([2 * _BATCH, 0], "int32"), np.arange(4 * _BATCH, dtype="float32").reshape(-1, 2) / (4 * _BATCH)
-    expected = _trained(make_loop, replicas, net, x, False, 0)
-    _assert_close(_trained(make_loop, replicas, net, x, "auto", 1), expected)
+    expected = _trained(make_loop, net, x, False, 0)
+    _assert_close(_trained(make_loop, net, x, "auto", 1), expected)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_small_tables_of_one_width_are_not_joined(make_loop: Any, replicas: int) -> None:
+def test_small_tables_of_one_width_are_not_joined(make_loop: Any) -> None:
     """Other small weights are; plain SGD leaves rows alone that nothing looks up, so that lazy makes no difference."""
 
     def net() -> Any:
@@ -54,8 +52,8 @@ def test_small_tables_of_one_width_are_not_joined(make_loop: Any, replicas: int)
         return keras.Model(ids, keras.layers.Dense(1)(keras.ops.concatenate(rows, axis=1)))
 
     x = np.random.default_rng(0).integers(0, 5, size=[2 * _BATCH, 3]).astype("int32")
-    expected = _trained(make_loop, replicas, net, x, False, 0)
-    _assert_close(_trained(make_loop, replicas, net, x, "lazy", 3), expected)
+    expected = _trained(make_loop, net, x, False, 0)
+    _assert_close(_trained(make_loop, net, x, "lazy", 3), expected)
 
 
 class _ByShare(keras.layers.Layer):
@@ -80,7 +78,7 @@ def _trained_by_share(make_loop: Any, dense: int, sparse_embeddings: Any, tables
         return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_ByShare(dense=dense)(ids))))
 
     x = np.random.default_rng(0).integers(0, 2**16, size=[2 * _BATCH, 3]).astype("int32")
-    return _trained(make_loop, 3, net, x, sparse_embeddings, tables)
+    return _trained(make_loop, net, x, sparse_embeddings, tables)
 
 
 @pytest.mark.cpu

@@ -139,15 +139,6 @@ def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
     assert sum(pieces) >= whole[0]
 
 
-@pytest.mark.slow  # a place of the table of equivalence
-def test_on_one_replica_nothing_changes(make_loop: Any, numbers: Any) -> None:
-    loops = [make_loop(("one_device", 1), line_net, _decaying, shard_optimizer=sharded) for sharded in (False, True)]
-    for loop in loops:
-        loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
-    assert_same(*loops)
-    assert not any(map(is_sharded, loops[1].step.variables))
-
-
 def test_by_hand_outside_of_a_function(make_loop: Any, numbers: Any) -> None:
     """`step.compute` and `step.update`, eagerly; the bits are the same."""
 
