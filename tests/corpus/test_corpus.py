@@ -65,6 +65,7 @@ def test_what_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not References(refused).cell(ONE, f"StepError: {refused.refused} and so on").is_red
 
 
+@pytest.mark.slow  # fast: what is red, above
 def test_a_port_that_takes_half_a_step_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ENTRIES["linear regression"]
     port = Fit.port

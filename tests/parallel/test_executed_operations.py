@@ -38,10 +38,8 @@ def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
     }
 
 
-@pytest.mark.parametrize(
-    ("net", "replicas"),
-    [(cnn, 1), pytest.param(transformer, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # fast: with options, below
+@pytest.mark.parametrize(("net", "replicas"), [(cnn, 1), (transformer, 2)])
 def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
     found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))
     assert found == expected(net, replicas)

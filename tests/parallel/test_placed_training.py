@@ -26,13 +26,8 @@ from mirrorkit._keras import keras
 ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2
 
 
-@pytest.mark.parametrize(
-    ("net", "replicas"),
-    [
-        (cnn, 1),
-        pytest.param(lstm, 2, marks=pytest.mark.slow),  # tests/equivalence has others
-    ],
-)
+@pytest.mark.slow  # fast: with a loss function, below; tests/equivalence has others
+@pytest.mark.parametrize(("net", "replicas"), [(cnn, 1), (lstm, 2)])
 def test_weights_are_those_of_one_device(net: Any, replicas: int) -> None:
     """Validation, predictions and logs too."""
     found, expected = make_loop(net, halves(replicas), replicas), make_loop(net, None, replicas)
@@ -98,9 +93,9 @@ def test_where_a_replica_has_no_example(net: Any) -> None:
 
 
 def test_loss_function_and_prediction() -> None:
-    """`Step.from_loss` follows its models' variables."""
+    """`Step.from_loss` follows its models' variables; in validation too."""
 
-    def trained(layout: Any) -> Any:
+    def trained(layout: Any) -> tuple[mk.train.Loop, dict[str, list[float]]]:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         strategy = layout.strategy() if layout else mk.strategy.create("one_device", devices="cpu:1")
@@ -111,9 +106,9 @@ def test_loss_function_and_prediction() -> None:
             model, optimizer, lambda batch: losses(batch[1], model(batch[0]), from_logits=True)
         )
         loop = mk.train.Loop(strategy, step)
-        loop.fit(data(mlp), verbose=0)
-        return loop
+        return loop, loop.fit(data(mlp), validation_data=data(mlp), verbose=0).history
 
-    found, expected = trained(halves()), trained(None)
+    (found, history), (expected, other) = trained(halves()), trained(None)
     assert largest_difference(found, expected) <= ONE_ROUNDING
+    assert history == {name: pytest.approx(values, rel=1e-6) for name, values in other.items()}
     assert np.array_equal(found.predict(data(mlp)), expected.predict(data(mlp)))

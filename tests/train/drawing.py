@@ -11,7 +11,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-ROWS = 5  # in batches of 4: the last has 1, none for a second replica. Each is a log, which takes long to trace
+ROWS = 3  # in batches of 2: the last has 1, none for a second replica. Each is a log, which takes long to trace
 X = np.arange(10, dtype="float32")[:, None]
 
 
@@ -19,8 +19,8 @@ def data(kind: str = "batches", rows: int = ROWS) -> Any:
     """Every row once: streamed by a recipe, on the devices, or from a dataset of the user's own of unknown length."""
     x = X[:rows]
     if kind == "dataset":
-        return tf.data.Dataset.from_tensor_slices((x, x)).batch(4).filter(lambda *_: True)
-    return getattr(mk.data, kind)(mk.data.arrays(x, x), global_batch_size=4)
+        return tf.data.Dataset.from_tensor_slices((x, x)).batch(2).filter(lambda *_: True)
+    return getattr(mk.data, kind)(mk.data.arrays(x, x), global_batch_size=2)
 
 
 def shown(batch: Any, drawn: Any, rows: int = ROWS) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_several_draws_of_a_step_are_others_on_each_replica(strategy_of: Any) ->
     assert np.unique(np.round(found.astype("float64"), 6)).size == found.size == 2 * 2 * 2 * ROWS
 
 
-FEW = 4  # rows: one batch
+FEW = 2  # rows: one batch
 
 
 class Halves:
@@ -155,4 +155,4 @@ def test_replicas_of_a_step_of_ones_own_may_draw_the_same(strategy_of: Any) -> N
         step = OwnStep()
     step.unchecked = ("seeds",)  # type: ignore[attr-defined]
     found = draws(mk.train.Loop(strategy, step).evaluate(data()))
-    np.testing.assert_array_equal(found[:2], found[2:4])
+    assert found[0] == found[1]

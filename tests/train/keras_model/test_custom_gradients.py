@@ -188,6 +188,7 @@ def test_in_a_branch_and_within_a_layer_that_is_computed_again(strategy_of: Any,
     assert largest_difference(plain, trained(strategy_of("one_device", 1), block)) < 1e-6
 
 
+@pytest.mark.slow  # fast: in a branch, above
 def test_in_a_loop(strategy_of: Any) -> None:
     one = strategy_of("one_device", 1)
     assert largest_difference(*(trained(one, InARecurrence, recompute=again) for again in (False, True))) < 1e-6

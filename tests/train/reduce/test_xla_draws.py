@@ -34,7 +34,9 @@ def seed() -> tf.Variable:
     return tf.Variable([3, 5])
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    "dtype", [tf.float32, pytest.param(tf.float16, marks=pytest.mark.slow), tf.bfloat16], ids=lambda dtype: dtype.name
+)
 def test_floats(dtype: tf.DType, seed: tf.Variable) -> None:
     def drawn(draw: Callable[..., tf.Tensor]) -> tf.Tensor:
         shapes = [(7,), (64, 33), (3, 5, 2, 2)]

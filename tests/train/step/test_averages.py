@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import cut, numbers_of, train, train_by_hand
-from training_helpers import THREE, keras_twin, largest_difference, line_net, plain_dataset, sequential
+from step_helpers import cut, numbers_of, train
+from training_helpers import line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
