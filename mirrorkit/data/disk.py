@@ -33,7 +33,7 @@ def path_of(who: str, given: Any) -> str:
             "Bytes become a str with os.fsdecode(path)."
         )
     with file_errors(f"{path!r} cannot be read", CURE):
-        path.encode()
+        path.encode()  # TensorFlow takes UTF-8; Python's text may stand for other bytes
     return os.path.expanduser(path)
 
 

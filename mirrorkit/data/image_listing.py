@@ -140,7 +140,7 @@ def _listed(folder: str, links: list[str] | None) -> tuple[list[str], dict[str, 
                         links.append(entry.path)
                     else:
                         names[entry.name] = entry.is_dir()
-        "".join(names).encode()
+        "".join(names).encode()  # see `path_of`
     shown = sorted(name for name in names if not name.startswith("."))
     files_shown = {name: os.path.join(folder, name) for name in shown if not names[name]}
     return [name for name in shown if names[name]], files_shown

@@ -60,7 +60,7 @@ def findings(facts: Facts, *, log: str, visible: str | None, workers_here: int) 
         cure = _REPAIR if is_of_driver and facts.built_with_cuda else _INSTALL
         yield Finding("GPUs", "failure", f"TensorFlow uses {facts.tensorflow} of {there}{of}{said}", cure)
     # Kernels run on all GPUs with the same number before the dot. On newer ones the driver compiles them, or cannot.
-    with_kernels = {name.split("_")[-1][:-1] for name in facts.built_for}
+    with_kernels = {re.sub(r"\D", "", name)[:-1] for name in facts.built_for}
     if facts.built_for and (new := {one for one in facts.capabilities if one.split(".")[0] not in with_kernels}):
         found = (
             f"compute capability {', '.join(sorted(new))}; this TensorFlow has kernels for {', '.join(facts.built_for)}"

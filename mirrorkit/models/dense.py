@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
-from mirrorkit.models.registry import register
+from mirrorkit.models.registry import register, require_dropout
 
 if TYPE_CHECKING:
     from keras import Model
@@ -63,7 +63,11 @@ def mlp(
         num_classes: the number of logits.
         units: the widths of the hidden layers, first to last; empty gives "linear".
         dropout: the fraction of each hidden layer's outputs to drop in training, 0 <= dropout < 1.
+
+    Raises:
+        ModelError: `dropout` is 1.
     """
+    require_dropout("mlp", dropout)
     inputs = keras.Input(input_shape)
     x = keras.layers.Rescaling(1 / 255)(inputs)
     x = keras.layers.Flatten()(x)

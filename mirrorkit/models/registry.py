@@ -64,6 +64,12 @@ def names() -> list[str]:
     return sorted(_builders)
 
 
+def require_dropout(model: str, dropout: float) -> None:
+    """Refuse the fraction 1, which Keras takes, and with which nothing is trained."""
+    if dropout == 1:
+        raise ModelError(f"Model {model!r} needs a dropout with 0 <= dropout < 1; found {dropout}.")
+
+
 def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes: int = 10, **options: Any) -> Model:
     """Build a model by its name.
 

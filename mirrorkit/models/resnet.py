@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mirrorkit._keras import keras
 from mirrorkit.errors import ModelError
 from mirrorkit.models._inputs import image_input
-from mirrorkit.models.registry import register
+from mirrorkit.models.registry import register, require_dropout
 from mirrorkit.whole import whole_number
 
 if TYPE_CHECKING:
@@ -159,8 +159,9 @@ def wide_resnet(
         dropout: the fraction dropped between the two convolutions of a block in training, 0 <= dropout < 1.
 
     Raises:
-        ModelError: `depth` is not 6 n + 4.
+        ModelError: `depth` is not 6 n + 4, or `dropout` is 1.
     """
+    require_dropout("wide_resnet", dropout)
     whole_number("depth", depth, ModelError, most=10_000)
     if depth < 10 or (depth - 4) % 6:
         raise ModelError(f"Model 'wide_resnet' needs a depth of 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")

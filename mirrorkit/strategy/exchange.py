@@ -33,15 +33,16 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float
     `max` says whether any worker wants to stop.
 
     Raises:
+        ArgumentError: the value is not one number.
         ClusterError: another worker is gone, or calls something else that all must call, such as `Loop.evaluate`.
     """
     try:
-        number = float(value) if not isinstance(value, str | bytes) else None
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
+        number = np.asarray(value)
+    except ValueError:  # ragged
+        number = np.array([])
+    if number.ndim or number.dtype.kind not in "biuf":
         raise ArgumentError(f"of_all_workers takes one number of each worker, found {value!r}.")
-    return [float(v) for v in arrays_of_all_workers(strategy, np.array(number))]
+    return [float(v) for v in arrays_of_all_workers(strategy, number.astype(np.float64))]
 
 
 def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:

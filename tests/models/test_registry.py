@@ -26,6 +26,8 @@ def own_names(monkeypatch):
         *(("linear", {"num_classes": number}, "num_classes") for number in (0, 2.5, True, "10")),
         ("wide_resnet", {"depth": 20}, "depth"),
         ("wide_resnet", {"depth": 4}, "depth"),
+        ("wide_resnet", {"depth": 10, "width": 1, "dropout": 1.0}, "dropout"),
+        ("mlp", {"dropout": 1}, "dropout"),
         ("speed_net", {"width": 33}, "width"),
     ],
 )

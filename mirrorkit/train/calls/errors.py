@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.cluster import unreachable, with_addresses
 from mirrorkit.data import Records
-from mirrorkit.errors import ClusterError, StepError
+from mirrorkit.errors import ClusterError, MirrorkitError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.calls.data_errors import explain
 from mirrorkit.train.input.epoch import COMPONENT, EpochIterator, other_size
@@ -134,7 +134,7 @@ def explained_trace(sizes: Sequence[int | None] | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a user's code may raise
-        if sizes is None or isinstance(error, StepError):
+        if sizes is None or isinstance(error, MirrorkitError):
             raise
         raise StepError(
             f"A batch of {sizes[-1] or 'any number of'} examples cannot be computed, as those before could: "

@@ -65,7 +65,7 @@ def compare_parts(step: Supervised, batch: UnpackedBatch, *, training: bool, fun
             try:
                 outside_replica(_Parts(step, batch, training=training, functions=functions).compare)
             except NotChecked as failed:
-                for shares in (step.strategy.num_replicas_in_sync, 1):
+                for shares in (step.strategy.num_replicas_in_sync, 1):  # a constant batch size fits the whole alone
                     if outside_replica(functools.partial(_are_computed, step, batch, training, shares)):
                         raise
                 _log.warning("%s", failed)  # the training will say more, or works where this does not

@@ -48,8 +48,8 @@ def keras_data(
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise StepError(
-            f"{', '.join(wrong)}: only beside arrays, and x is a {type(x).__name__}. Leave out what its batches hold; "
-            "of a list of numbers give np.asarray(x)."
+            f"{', '.join(wrong)} can be given with arrays only, and x is a {type(x).__name__}. Leave out what its "
+            "batches hold; turn a list of numbers into an array, np.asarray(x)."
         )
     if isinstance(x, keras.utils.PyDataset):
         if x.num_batches is not None:

@@ -200,6 +200,6 @@ def source_of(data: Any, *, repeats: bool = False) -> Source:
             return source(data)
     raise StepError(
         "Data must be arrays, a keras.utils.PyDataset, a generator, a tf.data.Dataset, or a recipe such as "
-        f"mk.data.batches(...); found {type(data).__name__}. Of an object that gives examples by number "
-        "make one: mk.data.source(examples, global_batch_size=256)."
+        f"mk.data.batches(...); found {type(data).__name__}. For an object that gives examples by number there is "
+        "mk.data.source(examples, global_batch_size=256)."
     )

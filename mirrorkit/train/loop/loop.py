@@ -305,6 +305,7 @@ class Loop:
         of_all_workers(self.strategy, 0)  # a worker that is at another place of the program is named
         with explained(self.strategy, data):
             parts = list(passes.predict(inputs))
+        # An output without rows counts as one; `joined` refuses it.
         require_examples(len(parts), sum(tf.nest.flatten(part)[0].shape[:1].num_elements() for part in parts))
         return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
 

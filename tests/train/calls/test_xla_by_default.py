@@ -97,8 +97,8 @@ def test_whole_calls_on_a_gpu(
 
 
 def test_asked_for_on_several_the_steps(strategy_of: Any, even: Any, compiled: list[str]) -> None:
-    """With the results that they have without it."""
-    strategy, make = strategy_of("mirrored", 2), net()
+    """With the results that they have without it, and random numbers of each replica's own."""
+    strategy, make = strategy_of("mirrored", 3), net(lambda: L.Dropout(0.5, seed=1))
     plain = trained(strategy, make, even)
     assert compiled == []
     found = trained(strategy, make, even, jit_compile=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from mirrorkit.train.input.epoch import HostIterator
 
 _X = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
 _SET = tf.data.Dataset.from_tensor_slices((_X, _X[:, :1]))
+_TWICE = tf.data.Dataset.range(2).repeat(60)
+
+FORMS: dict[str, Callable[[], tf.data.Dataset]] = {
+    "sampled": lambda: tf.data.Dataset.sample_from_datasets([_SET, _SET], [0.5, 0.5], seed=1).batch(12),
+    "chosen batches": lambda: tf.data.Dataset.choose_from_datasets([_SET.batch(12), _SET.batch(12)], _TWICE),
+}
 
 
 def _compiled() -> Any:
@@ -23,8 +30,9 @@ def _compiled() -> Any:
     return model
 
 
-def test_it_trains_as_in_fit(strategy_of: Any) -> None:
-    expected, data = _compiled(), tf.data.Dataset.sample_from_datasets([_SET, _SET], [0.5, 0.5], seed=1).batch(12)
+@pytest.mark.parametrize("form", FORMS)
+def test_it_trains_as_in_fit(form: str, strategy_of: Any) -> None:
+    expected, data = _compiled(), FORMS[form]()
     expected.fit(data, verbose=0)
     strategy = strategy_of("mirrored", 3)
     with strategy.scope():

@@ -97,7 +97,7 @@ SLOW: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_layers(name: str) -> None:
-    """The same draw with and without XLA; after a layer's first call, its generator begins anew."""
+    """The same draw with and without XLA; after a layer's first call, its generator is reset."""
     layer, pictures = (FAST | SLOW)[name](), tf.Variable(PICTURES)
     layer(PICTURES)
     generators = [variable for inner in layer._flatten_layers() for variable in inner.variables]
