@@ -16,7 +16,7 @@ import warnings
 from typing import Literal
 
 from mirrorkit.errors import StepError
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 _warned: set[tuple[int, int]] = set()
 
@@ -56,6 +56,7 @@ def global_batch_size(per_replica: int, *, replicas: int, accumulate: int = 1) -
     return per_replica * replicas * accumulate
 
 
+@checks_arguments(StepError)
 def scale_learning_rate(
     learning_rate: float,
     *,

@@ -1,11 +1,13 @@
-"""Numbers and switches as arguments: those of Python and NumPy are accepted, what Python takes for one is not."""
+"""Arguments of simple kinds, such as numbers and switches: Python's and NumPy's, not what Python only takes for one."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 import operator
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -46,34 +48,63 @@ def whole_number(
     return int(value)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a real number; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def seconds(name: str, value: Any, error: type[MirrorkitError]) -> float:
     """Return an argument that is a number of seconds, from 0 on."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < threading.TIMEOUT_MAX:
+    if not is_number(value) or not 0 <= value < threading.TIMEOUT_MAX:
         raise error(f"{name} must be a number of seconds from 0 on, found {value!r}.")
     return float(value)
 
 
-def require_switches(values: Mapping[str, Any], error: type[MirrorkitError]) -> None:
-    """Refuse, of arguments by name, what is not True or False; "no" would be true."""
+def require_kinds(kinds: Mapping[str, Any], values: Mapping[str, Any], error: type[MirrorkitError]) -> None:
+    """Refuse an argument that is not of its kind, which is its annotation; annotations not in the table are passed."""
     for name, value in values.items():
-        if type(value).__name__ not in ("bool", "bool_"):  # NumPy's are called "bool_" before NumPy 2
-            raise error(f"{name} must be True or False, found {value!r}.")
+        kind = str(kinds[name])
+        if value is None and kind.endswith(" | None"):
+            continue
+        kind = kind.removesuffix(" | None")
+        words, is_of = _KINDS.get(kind) or _KINDS.get(kind.partition("[")[0], _ANYTHING)
+        if not is_of(value):
+            raise error(f"{name} must be {words}, found {value!r}.")
 
 
-def checks_switches(error: type[MirrorkitError]) -> Callable[[F], F]:
-    """Have a function refuse what is not True or False for its arguments that are annotated as `bool`."""
+def checks_arguments(error: type[MirrorkitError]) -> Callable[[F], F]:
+    """Have a function refuse arguments that are not of the kind of their annotations; see `require_kinds`."""
 
     def decorate(function: F) -> F:
-        parameters = inspect.signature(function).parameters
-        names = [name for name, parameter in parameters.items() if parameter.annotation == "bool"]
+        kinds = {name: one.annotation for name, one in inspect.signature(function).parameters.items()}
 
         @functools.wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
-            given = {**dict(zip(parameters, args, strict=False)), **options}
-            require_switches({name: given[name] for name in names if name in given}, error)
+            given = {**dict(zip(kinds, args, strict=False)), **options}
+            require_kinds(kinds, {name: given[name] for name in kinds if name in given}, error)
             return function(*args, **options)
 
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+_ANYTHING = ("anything", lambda value: True)
+_PATH = ("a path", lambda value: isinstance(value, (str, os.PathLike)))
+_FUNCTION = ("a function", callable)
+# By annotation: the words for it, and whether a value is one.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    # NumPy's switches are called "bool_" before NumPy 2
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),
+    "int": ("a whole number", lambda value: is_whole(value, -math.inf)),
+    "float": ("a number", is_number),
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "str | os.PathLike[str]": _PATH,
+    "str | Path": _PATH,
+    "Callable": _FUNCTION,
+    "MapFunction": _FUNCTION,
+    "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
+    "KerasModel": ("a Keras model", lambda value: hasattr(value, "compiled")),
+    "tf.data.Dataset | Recipe": ("a tf.data.Dataset or a recipe", lambda value: hasattr(value, "element_spec")),
+    "tf.distribute.Strategy": ("a tf.distribute.Strategy", lambda value: hasattr(value, "num_replicas_in_sync")),
+}

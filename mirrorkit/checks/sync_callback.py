@@ -8,7 +8,7 @@ from typing import Any
 from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
 from mirrorkit.train import Loop, LoopCallback, variables_of
-from mirrorkit.whole import checks_switches, whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 
 class InSync(LoopCallback):
@@ -32,7 +32,7 @@ class InSync(LoopCallback):
 
     compares_replicas = True
 
-    @checks_switches(StepError)
+    @checks_arguments(StepError)
     def __init__(self, *, every: int = 500, repair: bool = False) -> None:
         super().__init__()
         self.every = whole_number("every", every, StepError)

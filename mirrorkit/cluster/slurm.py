@@ -12,6 +12,7 @@ from mirrorkit.errors import ClusterError
 
 # Two jobs on one node need different ports. From 32768 on Linux assigns them to outgoing connections.
 _FIRST_PORT, _SLOTS, _PORTS_PER_SLOT = 12000, 1000, 16
+_MOST = 2**20  # hosts of one range
 
 
 def read(environ: Mapping[str, str]) -> Cluster | None:
@@ -61,19 +62,19 @@ def expand_hosts(expression: str) -> list[str]:
 def _numbers(ranges: str) -> list[str]:
     numbers = []
     for item in ranges.split(","):
-        if not re.fullmatch(r"\d+(-\d+)?", item):
+        first, _, last = item.partition("-")
+        if not re.fullmatch(r"\d{1,18}(-\d{1,18})?", item) or int(last or first) - int(first) > _MOST:
             raise ClusterError(
                 f"SLURM_STEP_NODELIST is not understood: [{ranges}] should hold numbers, such as [01-03,07]. Set "
                 "TF_CONFIG instead."
             )
-        first, _, last = item.partition("-")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
     return numbers
 
 
 def expand_counts(expression: str) -> list[int]:
     """Expand the number of tasks on each node: "2(x3),1" is [2, 2, 2, 1]."""
-    matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in expression.split(",")]
+    matches = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in expression.split(",")]
     if not all(matches):
         raise ClusterError(
             f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."

@@ -14,10 +14,12 @@ from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
 from mirrorkit.strategy import input_context, num_workers
+from mirrorkit.whole import checks_arguments
 
 _POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
 
+@checks_arguments(RecipeError)
 def distribute(
     dataset: tf.data.Dataset | Recipe,
     strategy: tf.distribute.Strategy,

@@ -24,7 +24,7 @@ from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import require_switches, whole_number
+from mirrorkit.whole import require_kinds, whole_number
 
 MapFunction = Callable[..., Any]
 
@@ -164,8 +164,8 @@ class PreparedRecipe(Recipe):
         The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
         A batch is no larger than the set.
         """
-        switches = [field.name for field in dataclasses.fields(self) if field.type == "bool"]
-        require_switches({name: getattr(self, name) for name in switches}, RecipeError)
+        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
+        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
         whole_number("global_batch_size", self.global_batch_size, RecipeError)
         whole_number("seed", self.seed, RecipeError, least=0, most=2**63 - 1)
         if num_examples < 1:

@@ -29,10 +29,10 @@ from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.object_storage import require_local
-from mirrorkit.whole import checks_switches, whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 
-@checks_switches(RecipeError)
+@checks_arguments(RecipeError)
 def write_records(
     examples: Split | Iterable[tuple[Any, ...]],
     folder: str | os.PathLike[str],

@@ -17,6 +17,7 @@ from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.splits import Splits, arrays
 from mirrorkit.errors import DataError, FileError, RecipeError
+from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 _DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed
@@ -79,6 +80,7 @@ class _AbsentError(DataError):
     """A folder does not hold the data set; the next place is tried."""
 
 
+@checks_arguments(RecipeError)
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback: str | None = None) -> Splits:
     """Load a data set by name: "mnist", "fashion_mnist", "cifar10", "cifar100", "synthetic" or "auto".
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit import processor
 from mirrorkit.errors import DeviceArgumentError, DeviceError
-from mirrorkit.whole import checks_switches, is_whole
+from mirrorkit.whole import checks_arguments, is_whole
 
 Devices = None | str | int | Sequence[str]
 
@@ -74,7 +74,7 @@ def split_cpu(n: int) -> tuple[str, ...]:
     return find("cpu")
 
 
-@checks_switches(DeviceArgumentError)
+@checks_arguments(DeviceArgumentError)
 def set_memory_growth(enabled: bool = True) -> int:
     """Let each GPU's memory grow as needed, instead of taking all of it at the start; return the number of GPUs.
 

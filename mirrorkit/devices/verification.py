@@ -13,6 +13,7 @@ from mirrorkit._keras import keras
 from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
 from mirrorkit.errors import DeviceArgumentError, DeviceError
+from mirrorkit.whole import checks_arguments
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Verification:
         return "\n".join(lines)
 
 
+@checks_arguments(DeviceArgumentError)
 def verify(*, require: str | None = None) -> Verification:
     """Run a matrix product and a convolution on every logical device, check the results, and describe the devices.
 

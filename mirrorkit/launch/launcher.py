@@ -19,12 +19,12 @@ from mirrorkit.launch.job import Job, Placement
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.ray_nodes import RayNodes, WorkerResources
 from mirrorkit.launch.this_machine import ThisMachine
-from mirrorkit.whole import checks_switches, whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
 
-@checks_switches(JobError)
+@checks_arguments(JobError)
 def launch(
     script: str | Path,
     arguments: Sequence[str] = (),
@@ -131,7 +131,7 @@ def launch(
     return _run(job, ThisMachine(command, environments, job.events, job.most, slots))
 
 
-@checks_switches(JobError)
+@checks_arguments(JobError)
 def on_ray(
     function: Callable[[], Any],
     *,

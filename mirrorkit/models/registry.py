@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mirrorkit.errors import ModelError
-from mirrorkit.whole import is_whole, whole_number
+from mirrorkit.whole import checks_arguments, is_whole, whole_number
 
 if TYPE_CHECKING:
     from keras import Model
@@ -70,6 +70,7 @@ def require_dropout(model: str, dropout: float) -> None:
         raise ModelError(f"Model {model!r} needs a dropout with 0 <= dropout < 1; found {dropout}.")
 
 
+@checks_arguments(ModelError)
 def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes: int = 10, **options: Any) -> Model:
     """Build a model by its name.
 

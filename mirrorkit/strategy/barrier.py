@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from mirrorkit.errors import FileError
+from mirrorkit.errors import ArgumentError, FileError
 from mirrorkit.strategy.exchange import of_all_workers, place
 from mirrorkit.strategy.workers import num_workers
+from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 
 PATIENCE = 60.0  # seconds before the log says what is being waited for
 
 
+@checks_arguments(ArgumentError)
 def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     """Wait until every worker has reached the barrier of this name; under a strategy of one process, return at once.
 

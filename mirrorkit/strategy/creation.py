@@ -20,12 +20,12 @@ from mirrorkit.strategy import multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.kinds import class_name
 from mirrorkit.strategy.workers import num_workers, replica_devices
-from mirrorkit.whole import checks_switches, seconds
+from mirrorkit.whole import checks_arguments, seconds
 
 _log = logging.getLogger("mirrorkit")
 
 
-@checks_switches(StrategyError)
+@checks_arguments(StrategyError)
 def create(
     kind: str = "auto",
     *,

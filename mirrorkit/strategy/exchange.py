@@ -16,13 +16,15 @@ from mirrorkit._types import ConcreteFunction
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
 from mirrorkit.strategy.workers import by_worker, num_workers, worker_index
+from mirrorkit.whole import checks_arguments
 
 _PLACE = 96  # bytes of the name of a place in a message
 _SMALL = 64  # numbers in the first message
 _place = contextvars.ContextVar("place", default="a call of your own")
 
 
-def of_all_workers(strategy: tf.distribute.Strategy, value: float) -> list[float]:
+@checks_arguments(ArgumentError)
+def of_all_workers(strategy: tf.distribute.Strategy, value: float | bool) -> list[float]:
     """Return the values of all workers in their order, the chief's first; float64.
 
     ```python

@@ -9,8 +9,11 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit.cluster import task_name
+from mirrorkit.errors import ArgumentError
+from mirrorkit.whole import checks_arguments
 
 
+@checks_arguments(ArgumentError)
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Return how many processes train together under this strategy.
 
@@ -30,6 +33,7 @@ def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContex
     return tf.distribute.InputContext(workers, worker_index(strategy), strategy.num_replicas_in_sync)
 
 
+@checks_arguments(ArgumentError)
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Return whether this process is the one that writes: logs, checkpoints, the progress bar.
 
@@ -41,6 +45,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     return worker_index(strategy) == 0
 
 
+@checks_arguments(ArgumentError)
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """Return this process's number among the workers, from 0; a chief that is a separate task is number 0.
 

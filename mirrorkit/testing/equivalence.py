@@ -13,7 +13,7 @@ from mirrorkit.data import Recipe
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.testing.local import virtual_replicas
 from mirrorkit.testing.runs import train
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Equivalence:
         return f"after {self.steps} steps: {found}; allowed {self.bar:.1e} (control {self.control:.1e})"
 
 
-@checks_switches(StepError)
+@checks_arguments(StepError)
 def assert_equivalent(
     make_step: Callable[[], Any],
     data: Any,

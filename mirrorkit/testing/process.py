@@ -15,7 +15,7 @@ from typing import Any
 
 from mirrorkit import subprocesses
 from mirrorkit.errors import ArgumentError, MirrorkitError
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 _WITH_DEVICES = (
     "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); "
@@ -45,7 +45,7 @@ class ProcessResult:
         return json.loads(last)
 
 
-@checks_switches(ArgumentError)
+@checks_arguments(ArgumentError)
 def run_in_fresh_process(
     code_or_file: str | Path,
     *,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mirrorkit.errors import StepError
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 
 class Throughput:
@@ -27,7 +27,7 @@ class Throughput:
         warm: whether the functions were compiled before the first call (by `loop.warm_up`); then the rates include it.
     """
 
-    @checks_switches(StepError)
+    @checks_arguments(StepError)
     def __init__(self, *, warm: bool = False) -> None:
         """Start with nothing recorded."""
         self._warm = warm

@@ -22,12 +22,12 @@ from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 
 
-@checks_switches(StepError)
+@checks_arguments(StepError)
 def export(
     of: Any, path: str | os.PathLike[str], *, averaged: bool = False, input_signature: Spec | None = None
 ) -> Path | str:

@@ -11,7 +11,7 @@ from mirrorkit.train.loop.arguments import refuse
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 _LOOP = "_mirrorkit_loop"
 
@@ -93,7 +93,7 @@ def fit(
     return model.history
 
 
-@checks_switches(StepError)
+@checks_arguments(StepError)
 def evaluate(
     model: KerasModel,
     x: Any = None,
@@ -123,6 +123,7 @@ def evaluate(
     return values if len(values) > 1 else values[0]
 
 
+@checks_arguments(StepError)
 def predict(
     model: KerasModel,
     x: Any,

@@ -182,6 +182,7 @@ def without(environ, name):
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2)"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2),2"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="two"), "such as 2"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="1(x9999999999)"), "such as 2"),
         (slurm(SLURM_NODEID="2"), "srun --distribution=block"),  # cyclic: rank 3 on the third node
         (slurm(SLURM_PROCID="5"), "srun --distribution=block"),
         (slurm(OMPI_COMM_WORLD_SIZE="5"), "started by mpirun.*srun"),
@@ -215,7 +216,7 @@ def test_host_lists_expand_as_scontrol_does(expression, hosts):
     assert expand_hosts(expression) == hosts
 
 
-@pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]"])
+@pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]", "n[1-9999999999]"])
 def test_a_host_list_without_numbers_in_its_brackets_is_refused(expression):
     with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST"):
         expand_hosts(expression)

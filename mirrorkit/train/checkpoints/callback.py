@@ -19,7 +19,7 @@ from mirrorkit.train.checkpoints.shared import require_shared
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 _log = logging.getLogger("mirrorkit")
 
@@ -66,6 +66,7 @@ class Checkpoints(LoopCallback):
         FileError: the folder or a checkpoint could not be written. Older ones stay.
     """
 
+    @checks_arguments(ArgumentError)
     def __init__(
         self, folder: str | os.PathLike[str], *, keep: int = 3, every: int | str = "epoch", exit_code: int = 143
     ) -> None:

@@ -14,7 +14,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import Batches, Recipe, Split, order_of
 from mirrorkit.errors import DataError, StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.whole import require_switches, whole_number
+from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 
@@ -126,8 +126,6 @@ def data_of_fit(
             )
         train, validation = _split(train, validation_split)
     takes_order = are_arrays(x) or isinstance(x, keras.utils.PyDataset)
-    if shuffle is not None:
-        require_switches({"shuffle": shuffle}, StepError)
     if shuffle and not takes_order:
         raise StepError(
             "shuffle goes with arrays and PyDatasets. Shuffle the data: dataset.shuffle(...), or mk.data.batches(..., "
@@ -157,6 +155,8 @@ def _array(value: Any) -> Any:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(value, "tocsr"):
         raise DataError(f"{type(value).__name__} is not taken. Pad it, or make it dense: value.to_tensor(), toarray().")
     array = np.asarray(value)
+    if not array.ndim:
+        raise DataError(f"x, y and sample_weight must be arrays [N, ...], found {value!r}.")
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 

@@ -45,7 +45,7 @@ from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import checks_switches, whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
 _OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged")
@@ -75,6 +75,7 @@ class Loop:
         StepError: `step` is not a step or was built for another strategy, or an argument is invalid.
     """
 
+    @checks_arguments(StepError)
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -114,7 +115,7 @@ class Loop:
             self._passes = Passes(self.strategy, step, self._steps_per_call)
         return self._passes
 
-    @checks_switches(StepError)
+    @checks_arguments(StepError)
     @one_at_a_time
     def fit(
         self,
@@ -255,6 +256,7 @@ class Loop:
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
 
+    @checks_arguments(StepError)
     @one_at_a_time
     def evaluate(
         self,
@@ -286,6 +288,7 @@ class Loop:
         with explained(self.strategy, data):
             return passes.test(inputs, hooks)
 
+    @checks_arguments(StepError)
     @one_at_a_time
     def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Never) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
@@ -309,6 +312,7 @@ class Loop:
         require_examples(len(parts), sum(tf.nest.flatten(part)[0].shape[:1].num_elements() for part in parts))
         return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
 
+    @checks_arguments(StepError)
     @one_at_a_time
     def warm_up(
         self, data: Data, *, validation_data: Data | None = None, class_weight: Mapping[int, float] | None = None
@@ -339,6 +343,7 @@ class Loop:
         others = [self._whole_of(what, evaluated) if what in also else None for what in _ALSO]
         return list(passes.traced(self._whole(data), *others))
 
+    @checks_arguments(StepError)
     @one_at_a_time
     def restore(self, folder: str | os.PathLike[str]) -> Position:
         """Restore everything from the newest whole checkpoint in a folder; the next `fit` goes on from there.

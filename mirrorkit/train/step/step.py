@@ -26,7 +26,7 @@ from mirrorkit.train.step.own_loss import LossModel, needs_targets, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import warn_on_logits_mismatch
-from mirrorkit.whole import checks_switches
+from mirrorkit.whole import checks_arguments
 
 
 class Step:
@@ -77,7 +77,7 @@ class Step:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
     """
 
-    @checks_switches(StepError)
+    @checks_arguments(StepError)
     def __init__(
         self,
         model: KerasModel,
@@ -151,7 +151,7 @@ class Step:
         return step
 
     @classmethod
-    @checks_switches(StepError)
+    @checks_arguments(StepError)
     def from_loss(
         cls,
         models: Nest,
