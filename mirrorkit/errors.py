@@ -161,9 +161,9 @@ class ModelError(ArgumentError):
 
     ```python
     try:
-        mk.models.create("mlp", depth=3)
+        mk.models.create("mlp", num_classes=0)
     except mk.errors.ModelError as error:
-        print(str(error).partition(";")[0])  # Model 'mlp' got an unexpected keyword argument 'depth'
+        print(error)  # num_classes of the model 'mlp' must be a whole number from 1 on, found 0.
     ```
     """
 
