@@ -51,8 +51,8 @@ def read_process(path: Path) -> dict[str, Json]:
     """Return what `this_process` gave of the process that wrote a file; empty where there is none or it is damaged."""
     try:
         with open_regular(path) as file:
-            return dict(json.loads(file.read()))
-    except (OSError, ValueError):
+            return dict(json.loads(file.read(4096)))
+    except (OSError, TypeError, ValueError, RecursionError):
         return {}
 
 
@@ -85,8 +85,8 @@ def _kernel() -> str | None:
 def _started(pid: Json) -> int | None:
     """Return when a process started, in the kernel's ticks; None where there is none, or it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, TypeError, ValueError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 
@@ -103,7 +103,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a pipe would wait for a writer
     try:
         try:
             within(

@@ -7,9 +7,10 @@ import re
 
 # scheme://user:password@host/path?query; a password may hold slashes, and digits up to a slash are a port. Packages
 # may name an address without scheme and host. The numbers keep the time short that a long text takes.
-_USER = r"(?:[^\s/@:'\"]{0,999}(?::(?!\d+/)[^\s?]{0,999})?@)?"
+_USER = r"(?:[^\s/@:'\"]{0,999}(?::(?!\d+[/?])\S{0,999})?@)?"
 _ADDRESS = re.compile(
     rf"([A-Za-z][\w+.-]{{1,19}}:/+){_USER}([^\s?'\"]*)(?:\?[^\s'\"]*)?|\?[^\s'\"?=]{{0,99}}=[^\s'\"]*"
+    r"|(?<![^\s'\"])[^\s/@:'\"]{1,99}:[^\s/@'\"]{1,99}@"
 )
 _WITHIN = {ord("\n"): "\n  ", ord("\r"): "\\r", 27: "\\x1b"}  # 27 begins what a terminal takes for a command
 

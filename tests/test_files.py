@@ -124,6 +124,8 @@ def test_only_new_files_are_made_and_only_regular_ones_opened(tmp_path: Path) ->
         files.create(link, b"new")
     assert not victim.exists()
     os.mkfifo(pipe)
+    with pytest.raises(NotADirectoryError), files.one_at_a_time(pipe):
+        pass
     for path in (pipe, tmp_path, Path("/dev/zero")):
         with pytest.raises((ValueError, IsADirectoryError), match=r"regular|directory"):
             files.open_regular(path)

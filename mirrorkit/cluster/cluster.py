@@ -142,7 +142,9 @@ def with_addresses(addresses: Mapping[str, str]) -> str:
 
 
 def _check_address(address: object, who: str) -> None:
-    match = re.fullmatch(r"(\[[^\]\s]+\]|[^:/\s]+):(\d+)", address) if isinstance(address, str) else None
+    match = (
+        re.fullmatch(r"(\[[^\]\s]+\]|[^:/\s\x00-\x1f]+):([0-9]{1,9})", address) if isinstance(address, str) else None
+    )
     if match is None:
         raise ClusterError(f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://'.")
     if not 1 <= int(match[2]) <= 65535:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.cluster.variables import number
 from mirrorkit.errors import ClusterError
+from mirrorkit.whole import whole_number
 
 _PORT = 2222
 
@@ -43,7 +44,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             f"This is a Kubernetes Indexed Job with {' and '.join(missing)} not set. Set MIRRORKIT_WORKERS to the "
             "Job's number of completions and MIRRORKIT_SERVICE to the name of its headless service."
         )
-    index, count = number(environ, "JOB_COMPLETION_INDEX"), number(environ, "MIRRORKIT_WORKERS")
+    index = number(environ, "JOB_COMPLETION_INDEX")
+    count = whole_number("MIRRORKIT_WORKERS", number(environ, "MIRRORKIT_WORKERS"), ClusterError, least=0, most=10_000)
     port = number(environ, "MIRRORKIT_PORT", _PORT)
     if count < 2:
         return None

@@ -51,8 +51,13 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
 
 def expand_hosts(expression: str) -> list[str]:
     """Expand a host-list expression: "gpu[01-03,07],login" has five hosts; leading zeros are kept."""
-    hosts = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression):
+    hosts: list[str] = []
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression)
+    if ",".join(parts) != expression:
+        raise ClusterError(
+            f"SLURM_STEP_NODELIST is not understood: {expression!r} is not whole. Set TF_CONFIG instead."
+        )
+    for part in parts:
         pieces = re.split(r"\[([^\]]*)\]", part)  # fixed text and brackets in turn
         choices = [_numbers(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
         hosts += ["".join(names) for names in itertools.product(*choices)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     text = environ["TF_CONFIG"]
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(text, str(error)) from error
     if not isinstance(config, dict):
         raise _unreadable(text, f"a JSON {type(config).__name__}")
@@ -56,7 +57,7 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
 
 def _whole_number(index: Any) -> Any:
     # Some services write the index as a string.
-    return int(index) if isinstance(index, str) and index.isdigit() else index
+    return int(index) if isinstance(index, str) and re.fullmatch("[0-9]{1,18}", index) else index
 
 
 def _unreadable(text: str, found: str) -> ClusterError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from mirrorkit.errors import ClusterError
@@ -13,7 +14,7 @@ JOB_TOKEN = "MIRRORKIT_JOB_TOKEN"
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return the whole number in the variable `name`, or `default` where it is not set."""
     text = environ.get(name, "" if default is None else str(default))
-    if not text.isascii() or not text.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", text):
         found = f"is {text!r}" if name in environ else "is not set"
         raise ClusterError(f"The environment variable {name} must be a whole number, but it {found}.")
     return int(text)

@@ -181,6 +181,7 @@ class PreparedRecipe(Recipe):
             _num_examples=num_examples,
             global_batch_size=min(int(self.global_batch_size), num_examples),
             seed=int(self.seed),
+            prefetch=int(self.prefetch),
             augment=tuple(self.augment or ()),
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mirrorkit.data.nests import Arrays, as_int64, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.whole import whole_number
+from mirrorkit.whole import checks_arguments, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +168,7 @@ def arrays(
     return Split(images, labels, num_classes, sample_weight)
 
 
+@checks_arguments(RecipeError)
 def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """One-hot rows for class indices: integers [N] -> float32 [N, num_classes]; `class_indices` is the inverse.
 

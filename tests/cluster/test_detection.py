@@ -134,6 +134,7 @@ BAD_TF_CONFIGS = [
     ("", "cannot be read.*host1:2222"),
     ("{", "cannot be read"),
     ("[1]", "a JSON list"),
+    ("[" * 100_000, "cannot be read"),
     ('{"cluster": 3}', "must be objects"),
     ('{"cluster": {"worker": ["a:1"]}}', "'task' lacks"),
     ('{"task": {"type": "worker", "index": 0}}', "no 'cluster'"),
@@ -147,12 +148,17 @@ BAD_TF_CONFIGS = [
     (tf_config(TWO, ("worker", -1)), "worker -1"),
     (tf_config(TWO, ("worker", 1.0)), "found 1.0"),
     (tf_config(TWO, ("worker", True)), "found True"),
+    (tf_config(TWO, ("worker", "\u00b2")), "found '\u00b2'"),
+    (tf_config(TWO, ("worker", "1" * 5000)), "found '111"),
     (tf_config(TWO, ("chief", 0)), "chief 0, but there are 0"),
     (tf_config(TWO, ("trainer", 0)), "type 'trainer'"),
     (tf_config({"worker": ["a:0", "b:1"]}), "worker 0 .*'a:0'.*65535"),
     (tf_config({"worker": ["a:65536", "b:1"]}), "65535"),
     (tf_config({"worker": ["a:1", "b"]}), "worker 1 .*'b'.* host:port"),
     (tf_config({"worker": ["a:1", "b:"]}), "host:port"),
+    (tf_config({"worker": ["a:1", "b:" + "1" * 5000]}), "host:port"),
+    (tf_config({"worker": ["a:1", "b:\u0661\u0662"]}), "host:port"),
+    (tf_config({"worker": ["a:1", "\u001b[31mb:1"]}), "host:port"),
     (tf_config({"worker": ["grpc://a:1"]}), "no 'grpc://'"),
     (tf_config({"worker": ["a:1", None]}), "worker 1 has the address None"),
     (tf_config({"worker": ["a:1", "b:1", "a:1"]}), "worker 0 and worker 2 .* a:1"),
@@ -179,6 +185,7 @@ def without(environ, name):
     [
         (without(slurm(), "SLURM_STEP_NODELIST"), "without SLURM_STEP_NODELIST"),
         (slurm(SLURM_PROCID="x"), "SLURM_PROCID .* 'x'"),
+        (slurm(SLURM_PROCID="1" * 5000), "SLURM_PROCID .* '1"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2)"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="2(x2),2"), "contradict each other"),
         (slurm(SLURM_STEP_TASKS_PER_NODE="two"), "such as 2"),
@@ -190,6 +197,7 @@ def without(environ, name):
         (without(pod(), "MIRRORKIT_SERVICE"), "MIRRORKIT_SERVICE not set"),
         (without(pod(), "MIRRORKIT_WORKERS"), "MIRRORKIT_WORKERS not set"),
         (pod(MIRRORKIT_WORKERS="three"), "MIRRORKIT_WORKERS .*three"),
+        (pod(MIRRORKIT_WORKERS="100000000"), "MIRRORKIT_WORKERS .*10000"),
         (pod(MIRRORKIT_PORT="0"), "65535"),
         (pod(MIRRORKIT_WORKERS="2"), "worker 2, but there are 2"),
         (pod(HOSTNAME="node17"), "called <job>-2"),
@@ -216,7 +224,7 @@ def test_host_lists_expand_as_scontrol_does(expression, hosts):
     assert expand_hosts(expression) == hosts
 
 
-@pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]", "n[1-9999999999]"])
+@pytest.mark.parametrize("expression", ["n[a]", "n[]", "n[1-]", "n[1-2-3]", "n[1-9999999999]", "n[1-2", "n[1-"])
 def test_a_host_list_without_numbers_in_its_brackets_is_refused(expression):
     with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST"):
         expand_hosts(expression)

@@ -14,6 +14,8 @@ from mirrorkit.train.checkpoints.place import Place
 
 def folder_of(folder: str | os.PathLike[str]) -> Path | str:
     """Return a folder as a path that stays the same if the process changes its folder, or an address as it is."""
+    if (local := os.fspath(folder)).startswith("file:///"):
+        folder = local.removeprefix("file://")
     if not os.fspath(folder):
         raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
     return os.fspath(folder) if is_address(folder) else Path(folder).expanduser().absolute()

@@ -138,7 +138,9 @@ def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
     one, other = np.asarray(whole), np.concatenate([np.atleast_1d(np.asarray(part)) for part in parts])
     if one.shape != other.shape:
         return True
-    if not tf.as_dtype(one.dtype).is_floating:
+    dtype = tf.as_dtype(one.dtype)
+    if not (dtype.is_floating or dtype.is_complex):
         return share < SIXTEEN and bool(np.any(one != other))  # of numbers in 16 bits the largest may be another's
-    one, other = one.astype(np.float64), other.astype(np.float64)
+    wide = np.complex128 if dtype.is_complex else np.float64
+    one, other = one.astype(wide), other.astype(wide)
     return differ(one, other, share * np.max(np.abs(one), initial=0.0))

@@ -29,7 +29,7 @@ class ClassWeights:
                 "class_weight needs elements (x, y) with a single target, classes [N] or one-hot [N, C]; found "
                 f"{element_spec}. With sample weights in the data, multiply the class weights into them."
             )
-        if not all(is_whole(index, 0) for index in class_weight):
+        if not all(is_whole(index, 0) and index < 2**20 for index in class_weight):
             raise StepError(
                 f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}."
             )

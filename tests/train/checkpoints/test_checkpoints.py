@@ -161,6 +161,7 @@ def test_the_folder_stays_the_same_if_the_process_changes_its_own(
     monkeypatch.chdir("/")
     assert relative.folder == tmp_path / "runs"
     assert at_home.folder == tmp_path / "home" / "runs"
+    assert mk.train.Checkpoints(f"file://{tmp_path}/runs").folder == relative.folder
 
 
 def test_model_fit_is_told_what_to_use(numbers: Any, tmp_path: Path) -> None:

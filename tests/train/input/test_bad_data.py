@@ -96,6 +96,11 @@ def test_class_weights_beside_sample_weights(loop: Any, numbers: Any) -> None:
         loop.fit(data, class_weight={0: 2.0}, verbose=0)
 
 
+def test_a_class_weight_without_a_class(loop: Any, numbers: Any) -> None:
+    with pytest.raises(StepError, match=r"maps class indices .*10{12}"):
+        loop.fit(plain_dataset(*numbers, batch=30), class_weight={10**12: 2.0}, verbose=0)  # 4 TB of weights
+
+
 def test_class_weights_of_positions(strategy_of: Any, numbers: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():

@@ -59,6 +59,17 @@ def test_an_output_that_is_one_number_is_named(first: bool, make_loop: Any, numb
         make_loop(("one_device", 1), net).predict(numbers[0])
 
 
+def test_complex_outputs_are_compared_up_to_rounding(make_loop: Any, numbers: Any) -> None:
+    def net() -> Any:
+        x = keras.Input((4,))
+        return keras.Model(x, L.Lambda(lambda y: tf.signal.fft(tf.cast(y, tf.complex64)))(L.Dense(16)(x)))
+
+    loop = make_loop(("mirrored", 2), net)
+    found = loop.predict(numbers[0])
+    assert found.dtype == np.complex64
+    np.testing.assert_allclose(found, loop.step.model(numbers[0]), atol=1e-5)
+
+
 def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
     def sequences() -> Any:
         for length in (5, 7):
