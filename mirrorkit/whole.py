@@ -97,14 +97,13 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     # NumPy's switches are called "bool_" before NumPy 2
     "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),
     "int": ("a whole number", lambda value: is_whole(value, -math.inf)),
-    "float": ("a number", is_number),
+    "float": ("a number", lambda value: is_number(value) or hasattr(value, "assign")),
     "str": ("a string", lambda value: isinstance(value, str)),
     "str | os.PathLike[str]": _PATH,
     "str | Path": _PATH,
     "Callable": _FUNCTION,
     "MapFunction": _FUNCTION,
     "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
-    "KerasModel": ("a Keras model", lambda value: hasattr(value, "compiled")),
     "tf.data.Dataset | Recipe": ("a tf.data.Dataset or a recipe", lambda value: hasattr(value, "element_spec")),
-    "tf.distribute.Strategy": ("a tf.distribute.Strategy", lambda value: hasattr(value, "num_replicas_in_sync")),
+    "tf.distribute.Strategy": ("a tf.distribute.Strategy", lambda value: hasattr(value, "scope")),
 }

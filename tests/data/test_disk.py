@@ -63,9 +63,8 @@ class _Bytes:
         ("image_folder", lambda path: data.image_folder(path, labels=None, global_batch_size=1), True),
         ("parquet", lambda path: data.parquet(path, global_batch_size=1), True),
         ("records", lambda path: data.records(path, global_batch_size=1), False),
-        ("write_records", lambda path: data.write_records([(1, 2)], path), False),
     ],
-    ids=["image_folder", "parquet", "records", "write_records"],
+    ids=["image_folder", "parquet", "records"],
 )
 def test_what_is_no_path_is_refused(who, take, several, wrong):
     for given in (wrong, ["a", wrong]) if several else (wrong, ["a"]):

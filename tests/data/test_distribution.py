@@ -49,7 +49,7 @@ def test_the_default_strategy_too_and_nonsense_is_refused(tmp_path):
     np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
     with pytest.raises(RecipeError, match="autoshard='batch'"):
         data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
-    with pytest.raises(AttributeError, match="element_spec"):
+    with pytest.raises(RecipeError, match="dataset must be a tf"):
         data.distribute([1, 2], strategy)
     files = data.records(data.write_records(numbered(24), tmp_path), global_batch_size=8).dataset()
     with pytest.raises(RecipeError, match="Give distribute the recipe"):

@@ -40,7 +40,7 @@ class Workers:
 
         def on(index: int) -> Any:
             try:
-                return function(SimpleNamespace(index=index, num_replicas_in_sync=3))
+                return function(SimpleNamespace(index=index, scope=None))
             except ClusterError as error:
                 return str(error)
 

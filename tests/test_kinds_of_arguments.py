@@ -81,7 +81,6 @@ KINDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "Callable": ("a function", ("print", 5)),
     "MapFunction": ("a function", ("print", 5)),
     "Mapping": ("a dict", ("x", 5, [1])),
-    "KerasModel": ("a Keras model", ("x", None)),
     "tf.data.Dataset | Recipe": ("a tf.data.Dataset or a recipe", ("x", None)),
     "tf.distribute.Strategy": ("a tf.distribute.Strategy", ("mirrored", 5)),
 }
