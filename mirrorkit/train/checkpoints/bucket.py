@@ -27,8 +27,7 @@ from mirrorkit.files import this_process
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.file import DamagedError, steps_of
-from mirrorkit.train.checkpoints.owner import held, log_taken_over, refuse_running, require_own
-from mirrorkit.train.checkpoints.place import Found, Place
+from mirrorkit.train.checkpoints.place import HELD, Found, Place
 
 _MANIFEST = re.compile(r"step-(\d{10,})\.json")
 _OBJECT = re.compile(r"step-\d{10,}-[0-9a-f]{16}\.npz")
@@ -86,15 +85,11 @@ class Bucket(Place):
                 f"Checkpoints cannot be written to {self.name}: {type(error).__name__}: {error}. Look at the address, "
                 "at your credentials and at the network."
             ) from error
-        log_taken_over(self.name, before)
+        self.log_taken_over(before)
 
-    def owner(self) -> str | None:
+    def owner(self) -> dict[str, Json]:
         """See `Place`."""
-        return self._owner()[1].get("token")
-
-    def require(self) -> None:
-        """See `Place`."""
-        require_own(self.name, self._owner()[1], self.token)
+        return self._owner()[1]
 
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
         """See `Place`."""
@@ -126,8 +121,8 @@ class Bucket(Place):
 
     def release(self) -> None:
         """See `Place`."""
-        if self.token in held:
-            held.discard(self.token)
+        if self.token in HELD:
+            HELD.discard(self.token)
             with contextlib.suppress(Exception):  # the next run takes over what stays
                 if self._says(self._number).get("token") == self.token:
                     self._storage.remove(_owner_of(self._number))
@@ -137,9 +132,9 @@ class Bucket(Place):
         content = this_process(token=self.token)
         for _ in range(_ATTEMPTS):
             number, before = self._owner()
-            refuse_running(self.name, before)
+            self.require_free(before)
             if self._storage.create(_owner_of(number + 1), content):
-                held.add(self.token)
+                HELD.add(self.token)
                 self._number = number + 1
                 for name in self._names():
                     if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:

@@ -28,14 +28,14 @@ from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.files import open_regular
 from mirrorkit.object_storage import NOT_REMOVED
 from mirrorkit.train.checkpoints.callback_states import read_states
-from mirrorkit.train.checkpoints.owner import Owner
+from mirrorkit.train.checkpoints.place import Place
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import require_same
 
 _FORMAT = 2
 _NAME = re.compile(r"step-(\d{10,})\.npz")
 _OF_THE_FILE = (None, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP)  # gone, or no file
-_UNFINISHED = re.compile(r"step-\d{10,}\.npz(\.[0-9a-f]+)?\.tmp")
+_UNFINISHED = re.compile(r"(step-\d{10,}\.npz|\.owner)(\.[0-9a-f]+)?\.tmp")
 
 
 class DamagedError(CheckpointError):
@@ -58,7 +58,7 @@ def find(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names, key=steps_of, reverse=True)]
 
 
-def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Owner | None = None) -> None:
+def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Place | None = None) -> None:
     """Write a checkpoint under another name, wait until it is on the disk, then give it its name.
 
     Where that fails nothing of this checkpoint is left. `about` is what JSON can hold.

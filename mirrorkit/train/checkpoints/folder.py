@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +11,9 @@ import numpy as np
 
 from mirrorkit._types import Json
 from mirrorkit.errors import FileError
+from mirrorkit.files import create, one_at_a_time, read_process, this_process
 from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.owner import Owner
-from mirrorkit.train.checkpoints.place import Found, Place
+from mirrorkit.train.checkpoints.place import HELD, Found, Place
 
 
 class Folder(Place):
@@ -19,7 +21,7 @@ class Folder(Place):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self._path, self._owner = path, Owner(path, self.token)
+        self._path, self._owner = path, path / ".owner"
 
     def find(self) -> Sequence[Path]:
         """See `Place`."""
@@ -33,30 +35,36 @@ class Folder(Place):
         """See `Place`."""
         try:
             self._path.mkdir(parents=True, exist_ok=True)
-            for path in (self._owner.file, *self.find()):
+            for path in (self._owner, *self.find()):
                 if path.is_dir():
                     raise FileError(
                         f"{path} is a folder, but Checkpoints writes a file of that name. Move it away, or choose "
                         "another folder of checkpoints."
                     )
-            self._owner.take()
-            checkpoint_file.remove_unfinished(self._path)
+            with one_at_a_time(self._path):
+                before = self.owner()
+                self.require_free(before)
+                checkpoint_file.remove_unfinished(self._path)
+                new = self._path / f".owner.{self.token}.tmp"
+                try:
+                    create(new, this_process(token=self.token))
+                    os.replace(new, self._owner)
+                finally:
+                    new.unlink(missing_ok=True)
+                HELD.add(self.token)
         except OSError as error:
             raise FileError(
                 f"Checkpoints cannot be written to {self.name}: {error}. Choose a folder in which you may create files."
             ) from error
+        self.log_taken_over(before)
 
-    def owner(self) -> str | None:
+    def owner(self) -> dict[str, Json]:
         """See `Place`."""
-        return self._owner.found().get("token")
-
-    def require(self) -> None:
-        """See `Place`."""
-        self._owner.require()
+        return read_process(self._owner)
 
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
         """See `Place`."""
-        checkpoint_file.write(checkpoint_file.path_of(self._path, steps), values, about, self._owner)
+        checkpoint_file.write(checkpoint_file.path_of(self._path, steps), values, about, self)
 
     def keep_newest(self, steps: int, keep: int) -> None:
         """See `Place`."""
@@ -64,4 +72,7 @@ class Folder(Place):
 
     def release(self) -> None:
         """See `Place`."""
-        self._owner.release()
+        HELD.discard(self.token)
+        with contextlib.suppress(OSError), one_at_a_time(self._path):
+            if self.owner().get("token") == self.token:
+                self._owner.unlink()

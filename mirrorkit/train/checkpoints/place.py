@@ -1,8 +1,16 @@
-"""What a run asks of the place of its checkpoints: a folder of a file system, or one of an object store."""
+"""What a run asks of the place of its checkpoints: a folder of a file system, or one of an object store.
+
+A file or an object in it names the process of the run that may write there, and holds the run's random token, so that
+two runs never mix their checkpoints. A run that starts while another one lives on the same host is refused. Whether one
+on another host lives cannot be seen: then the later run takes over, and the earlier one stops at its next save, because
+the token is not its own any more.
+"""
 
 from __future__ import annotations
 
 import abc
+import logging
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from mirrorkit._types import Json
+from mirrorkit.errors import CheckpointError
+from mirrorkit.files import is_elsewhere, is_running
+
+_log = logging.getLogger("mirrorkit")
+
+HELD: set[str] = set()  # tokens of the runs of this process; a process that replaced itself (exec) has none of before
 
 Found = Path | str  # a checkpoint that was found: its path, or its name in a bucket
 
@@ -39,12 +53,32 @@ class Place(abc.ABC):
         """
 
     @abc.abstractmethod
-    def owner(self) -> str | None:
-        """Return the token of the run whose place it is now; None where there is none."""
+    def owner(self) -> dict[str, Json]:
+        """Return the process and the token of the run whose place it is now; nothing where there is none."""
 
-    @abc.abstractmethod
     def require(self) -> None:
         """Raise a `CheckpointError` unless the place is still this run's."""
+        found = self.owner()
+        if found.get("token") != self.token:
+            who = f"a later run has taken it over: {_named(found)}" if found else "its .owner is gone"
+            raise CheckpointError(
+                f"This run no longer writes to {self.name}: {who}. Nothing was saved since. Give each run a place of "
+                "its own."
+            )
+
+    def require_free(self, before: dict[str, Json]) -> None:
+        """Raise a `CheckpointError` where the run whose place it was lives."""
+        if is_running(before) and (before.get("pid") != os.getpid() or before.get("token") in HELD):
+            raise CheckpointError(
+                f"Another run writes checkpoints to {self.name}: {_named(before)}. End it, or choose another place."
+            )
+
+    def log_taken_over(self, before: dict[str, Json]) -> None:
+        """Warn where the run whose place it was cannot be looked for."""
+        if before and is_elsewhere(before):
+            _log.warning(
+                "%s: taken over from %s. Should that still run, it stops at its next save.", self.name, _named(before)
+            )
 
     @abc.abstractmethod
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
@@ -57,3 +91,10 @@ class Place(abc.ABC):
     @abc.abstractmethod
     def release(self) -> None:
         """Give the place free, if it is this run's."""
+
+
+def _named(process: dict[str, Json]) -> str:
+    """Say which process that is."""
+    what = "this process" if process.get("pid") == os.getpid() else f"process {process.get('pid')}"
+    found = f"{what} on {process.get('host')}, started at {process.get('since')}"
+    return ascii(found)[1:-1]  # in one line, whoever wrote the file

@@ -37,7 +37,7 @@ def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bo
 
 def _sees(where: Place, token: str) -> bool:
     deadline = time.monotonic() + _SEES
-    while where.owner() != token:
+    while where.owner().get("token") != token:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

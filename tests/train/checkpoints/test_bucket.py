@@ -17,7 +17,7 @@ from mirrorkit import files
 from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError
 from mirrorkit.object_storage import ObjectStorage
-from mirrorkit.train.checkpoints import owner
+from mirrorkit.train.checkpoints import place
 from mirrorkit.train.checkpoints.bucket import Bucket
 from mirrorkit.train.checkpoints.file import DamagedError
 from mirrorkit.train.checkpoints.position import Position
@@ -167,7 +167,7 @@ def test_a_run_of_another_machine_takes_over_and_the_earlier_one_stops(
 
 def test_of_two_runs_that_start_at_once_one_has_it(address: str, monkeypatch: Any) -> None:
     first, second = Bucket(address), Bucket(address)
-    monkeypatch.setattr(owner, "is_running", lambda process: False)  # as if on two machines
+    monkeypatch.setattr(place, "is_running", lambda process: False)  # as if on two machines
     created = ObjectStorage.create
 
     def create(self: ObjectStorage, name: str, content: bytes) -> bool:
