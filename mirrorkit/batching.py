@@ -15,8 +15,8 @@ import math
 import warnings
 from typing import Literal
 
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
-from mirrorkit.whole import checks_arguments, whole_number
 
 _warned: set[tuple[int, int]] = set()
 

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import ArgumentError
-from mirrorkit.whole import whole_number
 
 __all__ = ["enable"]
 

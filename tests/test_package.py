@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("printing", "errors", "_types", "supported", "_keras", "private", "processor"),
     *("stop_signals", "subprocesses", "journal", "thread_local"),
-    *("whole", "within", "files", "object_storage", "fetching", "reproducible", "variables"),
+    *("arguments", "within", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
     # The upper storey, which looks at a training from outside.

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mirrorkit.arguments import is_whole, seconds, whole_number
 from mirrorkit.errors import ArgumentError
-from mirrorkit.whole import is_whole, seconds, whole_number
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])

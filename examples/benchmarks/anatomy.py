@@ -23,11 +23,11 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._types import Batch, Nest
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, local_replica, of_all_workers
 from mirrorkit.train import Calls, EpochIterator, Input, OwnRows, Step, all_reduce
 from mirrorkit.variables import unchanged
-from mirrorkit.whole import whole_number
 
 _SECONDS = 0.25  # of one measurement, about
 _MOST = 1000  # steps or batches in it

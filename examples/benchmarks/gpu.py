@@ -41,8 +41,8 @@ from harness.report import (
 from on_gpus.plan import NO_GPU, PlannedRows, plan, set_for
 from training_speed import SCALING_COLUMNS, compare
 
+from mirrorkit.arguments import is_whole
 from mirrorkit.errors import ArgumentError, DeviceError, MirrorkitError
-from mirrorkit.whole import is_whole
 
 _PROCESSES = "on_gpus.processes"
 MODELS = "mnist_cnn", "resnet20"

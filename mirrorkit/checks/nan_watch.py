@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay, variables_of
 from mirrorkit.variables import assign, distinct, is_sharded
-from mirrorkit.whole import whole_number
 
 
 class NanWatch(LoopCallback):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.checks.sync import Replicas, replicas_of
 from mirrorkit.errors import OutOfSyncError, StepError
 from mirrorkit.train import Loop, LoopCallback, variables_of
-from mirrorkit.whole import checks_arguments, whole_number
 
 
 class InSync(LoopCallback):

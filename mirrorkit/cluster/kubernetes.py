@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.cluster.variables import number
 from mirrorkit.errors import ClusterError
-from mirrorkit.whole import whole_number
 
 _PORT = 2222
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.nests import dataset_without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
 from mirrorkit.strategy import input_context, num_workers
-from mirrorkit.whole import checks_arguments
 
 _POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.disk import reason
 from mirrorkit.data.distribution import untuned
 from mirrorkit.data.remote_files import content_of, is_remote
 from mirrorkit.errors import MirrorkitError, RecipeError
-from mirrorkit.whole import whole_number
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`

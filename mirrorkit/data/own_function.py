@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.nests import of_user
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import whole_number
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.data import parquet_reading, remote_files
 from mirrorkit.data.disk import paths_of, require_regular
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
@@ -24,7 +25,6 @@ from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_
 from mirrorkit.data.tfrecords import tell_few_streams
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
-from mirrorkit.whole import whole_number
 
 Names = str | Sequence[str]
 

@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
+from mirrorkit.arguments import require_kinds, whole_number
 from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import require_kinds, whole_number
 
 MapFunction = Callable[..., Any]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.example_form import ExampleForm
 from mirrorkit.data.indexable import number_of
 from mirrorkit.data.order import Numbered
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Fetcher, Processes, empty, fetched
-from mirrorkit.whole import whole_number
 
 _THREADS = 16
 _MOST = 1024  # threads or processes

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import RecipeError
-from mirrorkit.whole import whole_number
 
 
 class Recipe(abc.ABC):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data import remote_files
 from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
@@ -29,7 +30,6 @@ from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.object_storage import require_local
-from mirrorkit.whole import checks_arguments, whole_number
 
 
 @checks_arguments(RecipeError)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.data import cifar, mnist
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.splits import Splits, arrays
 from mirrorkit.errors import DataError, FileError, RecipeError
-from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 _DOWNLOAD_SILENCE = 30.0  # seconds without a byte after which a download counts as failed

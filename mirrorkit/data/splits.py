@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data.nests import Arrays, as_int64, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.whole import checks_arguments, whole_number
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
@@ -23,7 +24,6 @@ from mirrorkit.data.record_reading import RowRanges, as_written, shuffled
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.remote_files import local, opened, size_of, versions
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.whole import is_whole, whole_number
 
 _log = logging.getLogger("mirrorkit")
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mirrorkit import processor
+from mirrorkit.arguments import checks_arguments, is_whole
 from mirrorkit.errors import DeviceArgumentError, DeviceError
-from mirrorkit.whole import checks_arguments, is_whole
 
 Devices = None | str | int | Sequence[str]
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.devices import onednn
 from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
 from mirrorkit.errors import DeviceArgumentError, DeviceError
-from mirrorkit.whole import checks_arguments
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from mirrorkit import stop_signals
+from mirrorkit.arguments import is_whole, seconds, whole_number
 from mirrorkit.errors import ArgumentError, JobError
 from mirrorkit.journal import JOURNAL
 from mirrorkit.launch.called import RESULT
 from mirrorkit.launch.output import say, tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.progress import Progress
-from mirrorkit.whole import is_whole, seconds, whole_number
 
 ROOM = "room"  # the event that there is room for another number of workers
 _LOOK = getattr(signal, "SIGHUP", None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import stop_signals
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ClusterError, JobError
 from mirrorkit.launch import layout, ray_nodes
@@ -19,7 +20,6 @@ from mirrorkit.launch.job import Job, Placement
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.ray_nodes import RayNodes, WorkerResources
 from mirrorkit.launch.this_machine import ThisMachine
-from mirrorkit.whole import checks_arguments, whole_number
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.cluster import Cluster, unreachable
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
@@ -26,7 +27,6 @@ from mirrorkit.launch.output import tell
 from mirrorkit.launch.process import Tell
 from mirrorkit.launch.ray_slot import Slot
 from mirrorkit.subprocesses import KILL
-from mirrorkit.whole import whole_number
 
 _SETTLED = 3.0  # seconds without a change, after which no more room is waited for
 _ANSWERS = 60.0  # seconds in which an actor answers

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mirrorkit.arguments import checks_arguments, is_whole, whole_number
 from mirrorkit.errors import ModelError
-from mirrorkit.whole import checks_arguments, is_whole, whole_number
 
 if TYPE_CHECKING:
     from keras import Model

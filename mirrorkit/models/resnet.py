@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import ModelError
 from mirrorkit.models._inputs import image_input
 from mirrorkit.models.registry import register, require_dropout
-from mirrorkit.whole import whole_number
 
 if TYPE_CHECKING:
     from keras import KerasTensor, Model

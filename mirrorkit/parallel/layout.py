@@ -11,12 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import strategy as _strategy
+from mirrorkit.arguments import is_whole
 from mirrorkit.devices import Devices, resolve
 from mirrorkit.errors import StepError
 from mirrorkit.parallel.keras_internals import in_creation, seeing_creations
 from mirrorkit.strategy import class_name, is_on_own_devices, replica_devices
 from mirrorkit.variables import mark_placed
-from mirrorkit.whole import is_whole
 
 _SEED = "seed_generator_state"  # which Keras names so
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from mirrorkit._types import TensorLike
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, is_parameter_server, task_addresses
-from mirrorkit.whole import whole_number
 
 _LEAST_BYTES = 256 * 2**10  # of a shard; smaller ones cost more in messages than they save in memory
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, FileError
 from mirrorkit.strategy.exchange import of_all_workers, place
 from mirrorkit.strategy.workers import num_workers
-from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mirrorkit import cluster as _cluster
 from mirrorkit import devices as _devices
+from mirrorkit.arguments import checks_arguments, seconds
 from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
@@ -20,7 +21,6 @@ from mirrorkit.strategy import multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.kinds import class_name
 from mirrorkit.strategy.workers import num_workers, replica_devices
-from mirrorkit.whole import checks_arguments, seconds
 
 _log = logging.getLogger("mirrorkit")
 

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
 from mirrorkit.strategy.workers import by_worker, num_workers, worker_index
-from mirrorkit.whole import checks_arguments
 
 _PLACE = 96  # bytes of the name of a place in a message
 _SMALL = 64  # numbers in the first message

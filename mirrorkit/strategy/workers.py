@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.cluster import task_name
 from mirrorkit.errors import ArgumentError
-from mirrorkit.whole import checks_arguments
 
 
 @checks_arguments(ArgumentError)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.data import Recipe
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.testing.local import virtual_replicas
 from mirrorkit.testing.runs import train
-from mirrorkit.whole import checks_arguments
 
 
 @dataclass(frozen=True)

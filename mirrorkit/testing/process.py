@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mirrorkit import subprocesses
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, MirrorkitError
-from mirrorkit.whole import checks_arguments
 
 _WITH_DEVICES = (
     "import runpy, sys; from mirrorkit import devices; devices.resolve({devices!r}); "

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
-from mirrorkit.whole import checks_arguments
 
 
 class Throughput:

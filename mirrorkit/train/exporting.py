@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
 from mirrorkit.train.export_places import KERAS, checked, is_keras_file, put
@@ -22,7 +23,6 @@ from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
-from mirrorkit.whole import checks_arguments
 
 _log = logging.getLogger("mirrorkit")
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mirrorkit._types import KerasCallback, KerasModel, Nest
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.train.loop.arguments import refuse
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import checks_arguments
 
 _LOOP = "_mirrorkit_loop"
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from harness.processes import Group, Member
 from harness.topology import Topology
+from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.errors import ArgumentError, MirrorkitError
-from mirrorkit.whole import is_whole, whole_number
 
 TRAINING = "harness.training:Training"
 LEFT_OUT = "left out: no time was left for it"

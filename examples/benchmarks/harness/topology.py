@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.processes import Member
+from mirrorkit.arguments import is_whole
 from mirrorkit.errors import StrategyError
 from mirrorkit.launch import clusters, environments
-from mirrorkit.whole import is_whole
 
 DEVICES = ("cpu", "gpu", "workers")
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from mirrorkit import stop_signals
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
 from mirrorkit.strategy import waiting_for_the_chief
 from mirrorkit.train.callback import LoopCallback
@@ -19,7 +20,6 @@ from mirrorkit.train.checkpoints.shared import require_shared
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
-from mirrorkit.whole import checks_arguments, whole_number
 
 _log = logging.getLogger("mirrorkit")
 

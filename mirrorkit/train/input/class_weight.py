@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from mirrorkit._types import Nest, Spec
+from mirrorkit.arguments import is_whole
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.variables import fixed_number
-from mirrorkit.whole import is_whole
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mirrorkit import batching
 from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.arguments import whole_number
 from mirrorkit.data import is_none, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
@@ -22,7 +23,6 @@ from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.input.source import source_of
 from mirrorkit.train.requirements.data import require_static_batches
 from mirrorkit.train.requirements.same_rows import require_same_rows
-from mirrorkit.whole import whole_number
 
 _log = logging.getLogger("mirrorkit")
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit.arguments import whole_number
 from mirrorkit.data import Batches, Recipe, Split, order_of
 from mirrorkit.errors import DataError, StepError
 from mirrorkit.strategy import num_workers, of_all_workers
-from mirrorkit.whole import whole_number
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 

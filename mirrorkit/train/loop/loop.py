@@ -11,6 +11,7 @@ import tensorflow as tf
 from typing_extensions import Never
 
 from mirrorkit._types import KerasCallback, Nest
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
@@ -45,7 +46,6 @@ from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
 from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
-from mirrorkit.whole import checks_arguments, whole_number
 
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
 _OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged")

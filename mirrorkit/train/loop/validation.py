@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.input import Input
-from mirrorkit.whole import is_whole, whole_number
 
 
 @dataclass(frozen=True)

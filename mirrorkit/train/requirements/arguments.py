@@ -5,8 +5,8 @@ from __future__ import annotations
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
+from mirrorkit.arguments import whole_number
 from mirrorkit.errors import StepError
-from mirrorkit.whole import whole_number
 
 
 def check_optimizer(optimizer: KerasOptimizer) -> None:

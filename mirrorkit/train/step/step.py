@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model.models import shown
@@ -26,7 +27,6 @@ from mirrorkit.train.step.own_loss import LossModel, needs_targets, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import warn_on_logits_mismatch
-from mirrorkit.whole import checks_arguments
 
 
 class Step:
