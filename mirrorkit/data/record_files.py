@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
+from mirrorkit.data.disk import CURE, crc32, file_errors, path_of, require_regular
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
@@ -146,7 +146,8 @@ def matching(pattern: str) -> list[str]:
     folder, name = os.path.split(pattern)
     if re.search(r"[*?\[\\]", folder) and (_listed(folder, name) if is_remote else tf.io.gfile.isdir(folder)):
         return _listed(folder, name)
-    return [*remote_files.matching(pattern)] if is_remote else sorted(tf.io.gfile.glob(pattern))
+    with file_errors(f"The files of {pattern!r} cannot be listed", CURE):
+        return [*remote_files.matching(pattern)] if is_remote else sorted(tf.io.gfile.glob(pattern))
 
 
 def _listed(folder: str, pattern: str) -> list[str]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.data.image_listing import list_classes, list_images
+from mirrorkit.data.record_files import matching
 from mirrorkit.errors import DataError, FileError, RecipeError
 
 PIXEL = tf.io.encode_png(np.zeros((1, 1, 3), np.uint8)).numpy()
@@ -94,3 +95,5 @@ def test_a_name_that_is_not_utf8_is_named(tmp_path):
     make(tmp_path, "a/1.png", os.fsdecode(b"a/\xe9.png"))
     with pytest.raises(FileError, match="a name is not UTF-8"):
         list_images(str(tmp_path / "a"))
+    with pytest.raises(FileError, match=r"\*\.png.*a name is not UTF-8"):
+        matching(str(tmp_path / "a" / "*.png"))  # of records and Parquet files
