@@ -409,6 +409,23 @@ def test_a_generator_gives_each_validation_its_next_batches(strategy_of: Any) ->
     np.testing.assert_allclose(fitted.history["val_loss"], expected, rtol=2e-5)
 
 
+class OwnStep(keras.Model):
+    """Trains as Keras does, by a step of its own; several inputs reach it as Keras packs them."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_predict_of_several_inputs_by_a_model_with_its_own_step(kind: Any, strategy_of: Any) -> None:
+    with strategy_of("mirrored", 2).scope():
+        inputs = [keras.Input((3,)), keras.Input((2,))]
+        model = OwnStep(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
+        model.compile("sgd", "mse")
+    x = kind([X.astype("float32"), Y])
+    np.testing.assert_allclose(mk.predict(model, x), model(list(x)), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [

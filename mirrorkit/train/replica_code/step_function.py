@@ -30,8 +30,9 @@ def step_of(model: KerasModel, what: str) -> Callable[..., Any]:
 
 
 def as_keras(batch: Nest) -> Nest:
-    """Return what Keras gives a `train_step`: of arrays without targets the inputs themselves, not an `OfOne`'s."""
-    return batch[0] if type(batch) is tuple and len(batch) == 1 else batch
+    """Return what Keras gives a `train_step`: of one array without targets the array itself, not an `OfOne`'s."""
+    is_one = type(batch) is tuple and len(batch) == 1 and not isinstance(batch[0], (tuple, list))
+    return batch[0] if is_one else batch
 
 
 def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
