@@ -1,4 +1,4 @@
-"""Arguments of simple kinds, such as numbers and switches: Python's and NumPy's, not what Python only takes for one."""
+"""Checks of arguments: numbers, switches, strings, paths, functions, strategies. NumPy's numbers count as Python's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def seconds(name: str, value: Any, error: type[MirrorkitError]) -> float:
 
 
 def require_kinds(kinds: Mapping[str, Any], values: Mapping[str, Any], error: type[MirrorkitError]) -> None:
-    """Refuse an argument that is not of its kind, which is its annotation; annotations not in the table are passed."""
+    """Refuse an argument that is not of its kind, its annotation; one that is not in the table passes."""
     for name, value in values.items():
         kind = str(kinds[name])
         if value is None and kind.endswith(" | None"):

@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         **{"dataset": tf.data.Dataset.range(4).batch(2), "strategy": tf.distribute.get_strategy(), **o}
     ),
     "data.load": lambda **o: mk.data.load(**{"name": "synthetic", **o}),
+    "data.one_hot": lambda **o: mk.data.one_hot(**{"labels": np.arange(2), "num_classes": 2, **o}),
     "data.write_records": lambda **o: mk.data.write_records(**{"examples": _DIGITS, "folder": "digits", **o}),
     "devices.set_memory_growth": mk.devices.set_memory_growth,
     "devices.verify": mk.devices.verify,
@@ -139,9 +140,10 @@ def test_a_switch_by_position() -> None:
         mk.devices.set_memory_growth("no")
 
 
-def test_numpys_are_switches() -> None:
-    batches = mk.data.batches(_DIGITS, global_batch_size=2, shuffle=np.True_, drop_remainder=np.False_)
-    assert batches.steps_per_epoch == 2
+def test_numpys_are_switches_and_numbers() -> None:
+    numpys = {"shuffle": np.True_, "drop_remainder": np.False_, "prefetch": np.int64(1)}
+    batches = mk.data.batches(_DIGITS, global_batch_size=2, **numpys)
+    assert len(list(batches.dataset())) == 2
 
 
 def test_a_number_of_classes_is_a_whole_number(tmp_path: Any) -> None:

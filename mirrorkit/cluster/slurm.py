@@ -54,9 +54,7 @@ def expand_hosts(expression: str) -> list[str]:
     hosts: list[str] = []
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression)
     if ",".join(parts) != expression:
-        raise ClusterError(
-            f"SLURM_STEP_NODELIST is not understood: {expression!r} is not whole. Set TF_CONFIG instead."
-        )
+        raise ClusterError(f"SLURM_STEP_NODELIST is not understood: {expression!r} is cut off. Set TF_CONFIG instead.")
     for part in parts:
         pieces = re.split(r"\[([^\]]*)\]", part)  # fixed text and brackets in turn
         choices = [_numbers(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]

@@ -31,7 +31,8 @@ class ClassWeights:
             )
         if not all(is_whole(index, 0) and index < 2**20 for index in class_weight):
             raise StepError(
-                f"class_weight maps class indices (whole numbers from 0 on) to weights, found {class_weight}."
+                "class_weight maps class indices (whole numbers from 0 on, below 2**20) to weights, found "
+                f"{class_weight}."
             )
         cure = "Multiply by it in the loss, which reads it in each step, or give the data sample weights."
         numbers = {index: fixed_number("class_weight", weight, cure) for index, weight in class_weight.items()}
