@@ -166,7 +166,7 @@ NEEDS = (
     ),
     Names(
         "keras.optimizers.Optimizer",
-        "apply _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key"
+        "apply scale_loss _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key"
         " _overwrite_model_variables_with_average_value",
         "optim/functional.py, optim/other_weights.py, train/replica_code/keras_calls.py",
         "test_functional.py",
@@ -196,10 +196,17 @@ NEEDS = (
     ),
     Names(
         "keras.optimizers.LossScaleOptimizer",
-        "apply",
+        "apply scale_loss",
         "train/replica_code/keras_calls.py",
         "test_keras_calls.py",
-        "gradients are averaged there in a model's own train_step",
+        "gradients are averaged there in a model's own train_step, and its loss is scaled",
+    ),
+    Names(
+        "tensorflow.GradientTape",
+        "__enter__ gradient",
+        "train/replica_code/keras_calls.py",
+        "test_one_update.py",
+        "gradients by weights that are values in a step",
     ),
     Names(
         "keras.metrics.Mean",
@@ -221,6 +228,13 @@ NEEDS = (
         "train/replica_code/keras_calls.py",
         "test_keras_calls.py",
         "Keras divides a loss by the number of replicas there",
+    ),
+    Names(
+        "keras.src.losses.loss",
+        "apply_mask reduce_values",
+        "train/replica_code/exact_means.py",
+        "test_one_update.py",
+        "Keras divides there by what a mask or weights leave, in a replica's own rows",
     ),
     Names(
         "keras.src.random.seed_generator",
@@ -251,11 +265,11 @@ NEEDS = (
         "draws of a replica",
     ),
     Names(
-        "tensorflow.summary",
+        "tensorflow.compat.v2.summary",
         "write",
         "train/reduce/one_replica.py",
         "test_one_replica.py",
-        "tell that a step writes no summaries",
+        "tell that a step writes no summaries: `tf.summary.scalar` and its like call that of tf.compat.v2",
     ),
     Names(
         "tensorflow.nn",

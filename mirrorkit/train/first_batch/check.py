@@ -10,6 +10,7 @@ from mirrorkit._types import Batch
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.keras_results import compare_with_keras
 from mirrorkit.train.first_batch.own_draws import require_own_draws
+from mirrorkit.train.first_batch.own_functions import compare_own
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.first_batch.predictions import check_predictions
 from mirrorkit.train.first_batch.same_results import require_same_results
@@ -56,6 +57,9 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 
 
 def _check_again(step: Supervised, batch: Batch, what: FirstOf) -> None:
+    if step.own is not None:
+        compare_own(step, batch, "train" if what == "train" else "test")
+        return
     compare_parts(step, step.unpack(batch), training=what == "train")
 
 
@@ -65,15 +69,17 @@ def _of_users(step: LoopStep) -> Iterator[Any]:
         return
     yield from layers_of(step.model)
     yield from step.model.metrics
-    if isinstance(step, Supervised) and not step.options.of_values:
+    if isinstance(step, Supervised) and not step.options.takes_batches:
         yield from keras.tree.flatten([step.options.losses, step.options.metrics])
 
 
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:
     shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
     if what == "predict":
-        skipped = shards == 1 or step.is_synchronized or "rows" in step.options.unchecked
+        skipped = shards == 1 or step.is_synchronized or step.own or "rows" in step.options.unchecked
         return None if skipped else lambda step, batch, _: check_predictions(step, batch)
+    if step.own is not None:
+        return compare_own
     return _check_as_keras if shards == 1 else _check_batch
 
 

@@ -24,12 +24,12 @@ from mirrorkit.train.totals.totals import EXAMPLES, Term, summed
 Found: TypeAlias = "tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]"  # gradients, layer state, totals
 
 _LARGE = 2**20  # numbers
-_FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
+FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 
 
 def seeded(functions: Functions, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the layer state with the seeds that `on_one_shard` and `on_shards` draw from."""
-    return functions.state.seeded(state, _FIRST)
+    return functions.state.seeded(state, FIRST)
 
 
 def small(
@@ -50,15 +50,15 @@ def on_one_shard(functions: Functions, values: Changing, batch: Nest, *, trainin
     """Return what follows where one shard has all rows; gradients in training alone."""
     means: list[tf.Tensor | None] = []
     if training:
-        found = functions.shard_sums(values, batch, _FIRST)
+        found = functions.shard_sums(values, batch, FIRST)
         facts, totals, state = TraceFacts.of(found, functions.shapes), found.totals, found.state
         flat = found.sent(lambda _, rows: tf.IndexedSlices(rows.values, rows.ids))["gradients"]
         apart = Joined(functions.weights, [[i] for i in range(len(values.weights))])
         sums = small(functions, zip(facts.weights, flat, strict=True))
         means = facts.means(apart, sums, [totals[index] for index in facts.divisors])
     else:
-        totals, state = functions.shard_totals(values, batch, _FIRST)
-    return means, _combined(functions, values.state, [state], totals), totals
+        totals, state = functions.shard_totals(values, batch, FIRST)
+    return means, combined_state(functions, values.state, [state], totals), totals
 
 
 def on_shards(
@@ -84,10 +84,10 @@ def on_shards(
         loss = summed([tf.math.divide_no_nan(term.numerator, divisors[term.divisor]) for term in terms])
     means = small(functions, enumerate(tape.gradient(loss, weights) if training else []))
     state = [functions.state.sums(before, new, functools.partial(_examples, own)) for _, own, new in found]
-    return means, _combined(functions, values.state, state, totals), totals
+    return means, combined_state(functions, values.state, state, totals), totals
 
 
-def _combined(
+def combined_state(
     functions: Functions, before: Sequence[tf.Tensor], shards: Sequence[Sequence[tf.Tensor | None]], totals: tf.Tensor
 ) -> list[tf.Tensor]:
     """Return the layer state after a pass, from what shards add."""

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, Nest
+from mirrorkit._types import Batch, KerasModel, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
@@ -31,11 +31,11 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.variables import copies, path, unchanged
 
-_SETS = 2  # of rows
+SETS = 2  # of rows
 _GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 
-_CURE = (
+CURE = (
     "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
     "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
     "sums, norms or comparisons of rows with each other; and rows must draw from a SeedGenerator or without a seed, "
@@ -71,12 +71,12 @@ class _FewRows(NamedTuple):
         return (total, 0, total) if self.everywhere else (self.sizes[replica], sum(self.sizes[:replica]), total)
 
 
-class _Ran(NamedTuple):
+class Ran(NamedTuple):
     """What a run came to; the values of variables are from after it."""
 
     gradients: list[list[np.ndarray]]  # of each update
-    values: list[np.ndarray]
-    logs: np.ndarray
+    values: dict[str, np.ndarray]  # of what the model's code writes by itself, not through an optimizer, by its path
+    logs: dict[str, float]
 
 
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
@@ -85,7 +85,7 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     Returns whether there were rows enough to compare: of fewer than there are replicas each replica computes all.
     """
     replicas = step.strategy.num_replicas_in_sync
-    most = _SETS * (2 * replicas + 1)
+    most = SETS * (2 * replicas + 1)
     some = tf.nest.map_structure(lambda tensor: tensor[:most], batch)
     if num_workers(step.strategy) > 1:  # of which each may have rows of its own
         some = rows_of_chief(step.strategy, some, most)
@@ -111,14 +111,14 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
             f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {ANY_ROWS}"
         ) from error
     for whole, parts in zip(wholes, all_parts, strict=True):
-        for found in _differences(step, whole, parts, what):
-            raise StepError(f"{name} does not mean the same on shares of a batch: {found} {_CURE}")
+        for found in differing(step.model, whole, parts):
+            raise StepError(f"{name} does not mean the same on shares of a batch: {found} {CURE}")
     return True
 
 
 def _run(
     step: KerasStep, sets: Sequence[Batch], sizes: list[int], what: Pass, drawn: Shapes, *, everywhere: bool
-) -> list[_Ran]:
+) -> list[Ran]:
     """Return what each set of rows comes to, from the same state; `everywhere`, the first replica computes all rows."""
     replicas = 1 if everywhere else step.strategy.num_replicas_in_sync
     applied: list[Sequence[tf.Tensor]] = []
@@ -154,19 +154,16 @@ def _run(
             step.begin(what)
             with functions_inlined(), at_rest(step.model):
                 gradients = run(batch)
-            values = [copies(variable)[0].numpy() for variable in _state(step)]
-            logs = copies(step.log_values(what))[0].numpy()
-        ran.append(_Ran([[value.numpy() for value in of_one] for of_one in gradients], values, logs))
+            own = [variable for variable in step.variables if id(variable) not in step.updated]
+            values = {path(variable): copies(variable)[0].numpy() for variable in own}
+            logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))
+        ran.append(Ran([[value.numpy() for value in of_one] for of_one in gradients], values, logs))
     return ran
 
 
-def _state(step: KerasStep) -> list[tf.Variable]:
-    """Return what the model's code writes by itself, not through an optimizer."""
-    return [variable for variable in step.variables if id(variable) not in step.updated]
-
-
-def _differences(step: KerasStep, whole: _Ran, parts: _Ran, what: Pass) -> Iterator[str]:
-    share = SIXTEEN if has_sixteen_bits(step.model) else LARGEST
+def differing(model: KerasModel, whole: Ran, parts: Ran) -> Iterator[str]:
+    """Say in sentences how shares of a batch come to something else than all rows."""
+    share = SIXTEEN if has_sixteen_bits(model) else LARGEST
     first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
     for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
         sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else first]
@@ -177,13 +174,13 @@ def _differences(step: KerasStep, whole: _Ran, parts: _Ran, what: Pass) -> Itera
                 f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart."
             )
     loose = max(share, _LATER) if len(whole.gradients) > 1 else share
-    for variable, value, of_parts in zip(_state(step), whole.values, parts.values, strict=True):
-        if not near(value, of_parts, loose):
-            then = f"{shown(value)} after all rows, and at {shown(of_parts)} after shares"
-            yield f"it leaves {path(variable)!r} at {then}."
-    for name, log, of_shares in zip(step.names(what), whole.logs, parts.logs, strict=True):
-        if not near(log, of_shares, loose):
-            yield f"it logs {name!r} as {log:.6g} on all rows, and as {of_shares:.6g} on shares."
+    for name, value in whole.values.items():
+        if not near(value, parts.values[name], loose):
+            then = f"{shown(value)} after all rows, and at {shown(parts.values[name])} after shares"
+            yield f"it leaves {name!r} at {then}."
+    for name, log in whole.logs.items():
+        if not near(log, parts.logs[name], loose):
+            yield f"it logs {name!r} as {log:.6g} on all rows, and as {parts.logs[name]:.6g} on shares."
 
 
 def _norm(values: list[np.ndarray]) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
@@ -17,6 +18,19 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 def plain_attributes(one: Any) -> dict[str, Any]:
     """Return the numbers, texts, and lists and dicts of them, also nested, among what an object has of its own."""
     return {name: value for name, value in vars(one).items() if name not in _of_keras() and _is_plain(value)}
+
+
+def written_attributes(model: KerasModel) -> dict[str, str]:
+    """Return a model's plain attributes, but for private ones, written out."""
+    return {name: repr(value) for name, value in plain_attributes(model).items() if not name.startswith("_")}
+
+
+def changed_attributes(model: KerasModel, before: Mapping[str, str]) -> list[str]:
+    """Return the names of those that are no longer what `written_attributes` told before."""
+    after = written_attributes(model)
+    changed = [name for name, text in after.items() if before.get(name) != text]
+    # A list to which a tensor was appended is plain no more.
+    return changed + [name for name in before.keys() - after.keys() if isinstance(vars(model)[name], (list, dict))]
 
 
 @contextmanager

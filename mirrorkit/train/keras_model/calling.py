@@ -38,7 +38,7 @@ def call_model(
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
-    scope = _Scope(state_mapping=given, collect_losses=True)
+    scope = Scope(state_mapping=given, collect_losses=True)
     with (
         one_replica(),
         seeds_on_host(),
@@ -64,7 +64,7 @@ def read(values: Nest) -> Nest:
     return tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, values)
 
 
-class _Scope(ValueScope):
+class Scope(ValueScope):
     """One that knows an assigned variable by its id, and also its path."""
 
     def __init__(self, **options: Any) -> None:
@@ -105,7 +105,7 @@ def with_values(
     """
     given = [*zip(model.trainable_variables, weights, strict=True)]
     given += zip(model.non_trainable_variables, state, strict=True)
-    with one_replica(), functions_inlined(), _Scope(state_mapping=given) as scope:
+    with one_replica(), functions_inlined(), Scope(state_mapping=given) as scope:
         yield scope.paths
 
 

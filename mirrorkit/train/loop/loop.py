@@ -89,7 +89,8 @@ class Loop:
         self.step = step
         self._steps_per_call = steps_per_call
         self._passes: Passes | None = None
-        if not isinstance(step, Step) or step.strategy is not None or is_built(step.model):
+        needs_data = isinstance(step, Step) and (step.runs_keras or not is_built(step.model))
+        if not needs_data or getattr(step, "strategy", None) is not None:
             self._built()
         self._told_where = self._told_of_hooks = False
         self._warm = False

@@ -88,6 +88,12 @@ def gathering(gather: Gather) -> AbstractContextManager[None]:
     return _within.set(gather=gather)
 
 
+def gathers_within() -> Gather | None:
+    """Return what `all_gather` does within the block around; None outside of one."""
+    gather: Gather | None = _within.gather
+    return gather
+
+
 @one_replica(False)
 def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     """Put the rows of all replicas together, in the order of the replicas; in replica context.

@@ -20,14 +20,17 @@ from mirrorkit.errors import StepError
 from mirrorkit.thread_local import ThreadLocal
 
 _log = logging.getLogger("mirrorkit")
-_within = ThreadLocal(alone=False)
+_within = ThreadLocal(alone=False, summaries=None)
 
 
 @contextmanager
-def one_replica(alone: bool = True) -> Iterator[None]:
-    """Let the number of replicas be 1 within the block, and refuse to reduce; with `alone=False` not, within that."""
+def one_replica(alone: bool = True, summaries: Callable[[], None] | None = None) -> Iterator[None]:
+    """Let the number of replicas be 1 within the block, and refuse to reduce; with `alone=False` not, within that.
+
+    `summaries` is called where the block is to write one, in a thread that has no writer; by default this warns once.
+    """
     _wrap()
-    with _within.set(alone=alone):
+    with _within.set(alone=alone, summaries=summaries):
         yield
 
 
@@ -53,7 +56,7 @@ def _refuse(name: str, original: Callable[..., Any], *args: Any, **options: Any)
 
 def _write(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     if _within.alone and not tf.distribute.has_strategy():  # in a thread of its own, which has no writer
-        _warn_of_summaries()
+        (_within.summaries or _warn_of_summaries)()
     return original(*args, **options)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
-from mirrorkit._types import ConcreteFunction
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.row_draws import drawing_rows
 from mirrorkit.train.keras_model.seeds import draws_at, fold
+from mirrorkit.train.replica_code.pure_scope import PureScope
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
 _STATELESS = ("normal", "uniform", "truncated_normal")
@@ -41,7 +41,7 @@ def wrap_draws() -> None:
 class _Seeds:
     """In place of Keras's global generator: the seeds of draws that are given none."""
 
-    def __init__(self, scope: ReplicaScope) -> None:
+    def __init__(self, scope: ReplicaScope | PureScope) -> None:
         self._scope = scope
 
     def next(self, ordered: bool = True) -> tf.Tensor:
@@ -57,7 +57,7 @@ def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
     private.replace(name, chosen)
 
 
-def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:
+def _seed(scope: ReplicaScope | PureScope, given: Any) -> tf.Tensor:
     scope.draws += 1
     seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
     own = fold(seed, *tf.unstack(scope.share.draw_numbers()))
@@ -68,7 +68,7 @@ def _seed(scope: ReplicaScope, given: Any) -> tf.Tensor:
 
 def _stateless(
     stateless: str,
-    scope: ReplicaScope,
+    scope: ReplicaScope | PureScope,
     original: Callable[..., tf.Tensor],
     shape: Any,
     *args: Any,
@@ -79,14 +79,19 @@ def _stateless(
 
 
 def _dropped_by_state(
-    scope: ReplicaScope, original: Callable[..., tf.Tensor], x: Any, rate: Any, noise_shape: Any = None, **given: Any
+    scope: ReplicaScope | PureScope,
+    original: Callable[..., tf.Tensor],
+    x: Any,
+    rate: Any,
+    noise_shape: Any = None,
+    **given: Any,
 ) -> tf.Tensor:
     seed = _seed(scope, given.get("seed"))
     return tf.nn.experimental.stateless_dropout(x, rate, seed=seed, noise_shape=noise_shape)
 
 
 def _shuffled(
-    scope: ReplicaScope, original: Callable[..., tf.Tensor], value: Any, seed: Any = None, name: Any = None
+    scope: ReplicaScope | PureScope, original: Callable[..., tf.Tensor], value: Any, seed: Any = None, name: Any = None
 ) -> tf.Tensor:
     return tf.random.experimental.stateless_shuffle(value, _seed(scope, seed))
 
@@ -106,9 +111,9 @@ def drawing(scope: ReplicaScope) -> Iterator[None]:
         yield
 
 
-def require_repeatable(traced: ConcreteFunction) -> None:
-    """Refuse a step that draws from a state which no checkpoint holds."""
-    graphs = [traced.graph.as_graph_def()]
+def require_repeatable(traced: tf.Graph) -> None:
+    """Refuse a step, as it was traced, that draws from a state which no checkpoint holds."""
+    graphs = [traced.as_graph_def()]
     nodes = [*graphs[0].node, *(node for function in graphs[0].library.function for node in function.node_def)]
     drawn: Sequence[str] = sorted({node.op for node in nodes if node.op.startswith(_STATEFUL)} - _NO_DRAWS)
     if drawn:

@@ -1,6 +1,6 @@
 """The places where Keras's training talks to the other replicas, which a model's own code on a replica must not do.
 
-They are wrapped once, and do what they always did wherever no `ReplicaScope` is around.
+They are wrapped once, and do what they always did wherever no `ReplicaScope` or `PureScope` is around.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
 from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.replica_code.exact_means import wrap_means
+from mirrorkit.train.replica_code.pure_scope import PureScope
 from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up, this_scope
 from mirrorkit.variables import path
 
@@ -41,9 +43,13 @@ def noting_optimizers() -> Iterator[Found]:
 
 @functools.cache
 def wrap_keras() -> None:
-    """Let optimizers, means and losses ask for the `ReplicaScope` around them."""
-    private.replace("Optimizer.apply", _apply)
-    private.replace("LossScaleOptimizer.apply", _apply)
+    """Let optimizers, tapes, means and losses ask for the scope around them."""
+    wrap_means()
+    for kind in ("Optimizer", "LossScaleOptimizer"):
+        private.replace(f"{kind}.apply", _apply)
+        private.replace(f"{kind}.scale_loss", _scale_loss)
+    private.replace("GradientTape.__enter__", _enter)
+    private.replace("GradientTape.gradient", _gradient)
     private.replace("Mean.update_state", _update_state)
     private.replace("Variable.assign_add", _assign_add)
     private.replace("nn.compute_average_loss", _average_loss)
@@ -74,7 +80,11 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
 def _assign_add(original: Any, variable: KerasVariable, value: Any) -> Any:
     """Add to this replica's part of a metric's sum, which need not be that of all rows: also within a loop."""
     scope = this_scope()
-    if scope is None or not adds_up(variable) or private.get("stateless_scope.get_stateless_scope")() is not scope:
+    if (
+        not isinstance(scope, ReplicaScope)
+        or not adds_up(variable)
+        or private.get("stateless_scope.get_stateless_scope")() is not scope
+    ):
         return original(variable, value)
     value = tf.cast(value, variable.dtype)
     with scope.outside():
@@ -95,7 +105,28 @@ def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args
         return None
     if scope is None:
         return original(optimizer, grads, variables)
+    if isinstance(scope, PureScope):
+        return scope.apply(optimizer, list(grads), variables)
     return _update(scope, optimizer, list(grads), variables)
+
+
+def _scale_loss(original: Any, optimizer: KerasOptimizer, loss: Any) -> Any:
+    scope = this_scope()
+    return scope.scaled(loss) if isinstance(scope, PureScope) else original(optimizer, loss)
+
+
+def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
+    """Weights that are values are watched as variables are."""
+    entered: tf.GradientTape = original(tape)
+    scope = this_scope()
+    if isinstance(scope, PureScope):
+        scope.watch(entered)
+    return entered
+
+
+def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+    scope = this_scope()
+    return original(tape, target, scope.sources(sources) if isinstance(scope, PureScope) else sources, *args, **options)
 
 
 def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], variables: Any) -> None:
@@ -116,16 +147,19 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
         changing = [*own_variables, *optimizer.variables]
         key = (id(optimizer), *(id(variable) for _, variable in pairs))
         if key not in scope.updates:
-            if missing := [path(variable) for g, variable in zip(grads, given, strict=True) if g is None]:
-                warnings.warn(  # as Keras's `apply` does
-                    f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
-                )
+            warn_of_missing(grads, given)
             scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
         own = [scope.own(variable) for variable in changing]
         new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
         for variable, value in zip(own, new, strict=True):
             if value is not None:
                 variable.assign(value)
+
+
+def warn_of_missing(gradients: Sequence[Any], variables: Sequence[KerasVariable]) -> None:
+    """Name variables without a gradient, as Keras's `apply` does."""
+    if missing := [path(variable) for g, variable in zip(gradients, variables, strict=True) if g is None]:
+        warnings.warn(f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2)
 
 
 def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,6 +54,31 @@ class Share:
     def fraction(self) -> float | tf.Tensor:
         """Its rows by all rows."""
         return self.rows / self.total
+
+    def portion(self, own: tf.Tensor) -> tf.Tensor:
+        """Return its part, by rows, of a number that is added up over all replicas; float32 scalars."""
+        total, rows = tf.unstack(all_reduce(tf.stack([tf.stop_gradient(own), tf.cast(self.rows, tf.float32)])))
+        return total * self.rows / rows
+
+    def totals(self) -> tuple[Total, Total]:
+        """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
+
+        What a replica has is the gradient of a mean over its own rows, and counts by their number when gradients are
+        averaged. So the gradients of others that arrive here count by their rows, against its own.
+        """
+        if self.replicas == 1:
+            return tf.identity, tf.identity
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+        def total(own: tf.Tensor) -> tf.Tensor:
+            return all_reduce(tf.stop_gradient(own)), weighed
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+        def weighed(gradient: tf.Tensor) -> tf.Tensor:
+            rows = tf.cast(self.rows, gradient.dtype)
+            return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
+
+        return total, weighed
 
     def mean(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the mean over all rows of what each replica has as a mean over its own.
@@ -196,25 +221,10 @@ class ReplicaScope(Assignments):
         self.noted |= {id(one.variable): one for one in self._plain}
         self.combine()
 
-    def totals(self) -> tuple[Total, Total]:
-        """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
-
-        What a replica has is the gradient of a mean over its own rows, and counts by their number when gradients are
-        averaged. So the gradients of others that arrive here count by their rows, against its own.
-        """
-        if self.share.replicas == 1:
-            return tf.identity, tf.identity
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-        def total(own: tf.Tensor) -> tf.Tensor:
-            return all_reduce(tf.stop_gradient(own)), weighed
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-        def weighed(gradient: tf.Tensor) -> tf.Tensor:
-            rows = tf.cast(self.share.rows, gradient.dtype)
-            return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
-
-        return total, weighed
+    def portion(self, own: tf.Tensor) -> tf.Tensor:
+        """See `Share.portion`; all replicas must come here."""
+        self.require_outermost("a mean over what a mask or weights leave is taken")
+        return self.share.portion(own)
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
@@ -249,7 +259,11 @@ def on_share(share: Share, model: OfModel = OfModel()) -> Iterator[ReplicaScope]
         scope.end()
 
 
-def this_scope() -> ReplicaScope | None:
-    """Return the scope that the code of this thread runs in."""
-    scope: ReplicaScope | None = _within.scope
-    return scope
+def within(scope: Any) -> AbstractContextManager[None]:
+    """Let `this_scope` return this within the block."""
+    return _within.set(scope=scope)
+
+
+def this_scope() -> Any:
+    """Return the `ReplicaScope` or `PureScope` that the code of this thread runs in; else None."""
+    return _within.scope

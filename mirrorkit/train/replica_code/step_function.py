@@ -36,12 +36,14 @@ def as_keras(batch: Nest) -> Nest:
 
 
 def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distribute.Strategy) -> None:
-    """Create what is missing of a model's layers as its `train_step` does, as in Keras; else by a call of the model.
+    """Create what is missing of layers and metrics as the model's `train_step` does, as in Keras; else by its call.
 
     The step is traced outside of the strategy, whose replicas could not create a variable each; the variables are
     created in its scope nevertheless.
     """
-    if all(layer.built for layer in layers_of(model)[1:]):  # the model itself need not be, where it has no `call`
+    metrics = keras.Model.metrics.fget(model)  # of which those of `compile` are one, which is built with the data
+    is_built = all(layer.built for layer in layers_of(model)[1:])  # the model itself need not be, without a `call`
+    if is_built and all(getattr(metric, "built", True) for metric in metrics):
         return
     require_in_scope(model, strategy)
     # Not a tf.function's, in which variables are created in a way of its own; Keras builds models in one like this.
@@ -98,3 +100,20 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     for name, value in logs.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
     return {str(name): tf.convert_to_tensor(value) for name, value in flat.items()}
+
+
+_CALLS = {"evaluate": "test_step", "predict": "predict_step"}
+
+
+def can(model: KerasModel, what: str) -> bool:
+    """Return whether a model can do this; one whose parts alone are called says nothing of how to evaluate it."""
+    return what not in _CALLS or overrides(model, "call") or overrides(model, _CALLS[what])
+
+
+def require(model: KerasModel, what: str) -> None:
+    """Refuse what a model does not define."""
+    if not can(model, what):
+        raise StepError(
+            f"{what} was asked for, but {type(model).__name__} has neither `call` nor `{_CALLS[what]}`. Define one of "
+            "them."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -11,10 +12,13 @@ from mirrorkit import private
 from mirrorkit._types import KerasModel, KerasOptimizer, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model import building
-from mirrorkit.train.replica_code.step_function import build_as_it_trains
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
+from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.same_rows import require_same_rows
-from mirrorkit.train.step.keras_compile import require_compiled
+from mirrorkit.train.step.keras_compile import compiled_config, require_compiled, without_scale
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel
@@ -33,9 +37,7 @@ def build_step(
 ) -> Supervised | KerasStep:
     """Return the step that computes; `shown` is the model that callbacks see, `element_spec` that of the data."""
     if options.runs_keras:
-        if element_spec is not None:
-            build_as_it_trains(model, element_spec, strategy)
-        return KerasStep(strategy, model, options.unchecked)
+        return _build_own(strategy, model, options, element_spec)
     if element_spec is not None and not building.is_built(model):
         batch = options.unpack(element_spec)
         check_tensors(tuple(batch))
@@ -48,17 +50,52 @@ def build_step(
     return step
 
 
-def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
-    """Return the options of a step that runs the model's own `train_step`; refuse those that it cannot follow."""
-    if wrong := sorted(set(options) - {"unchecked"}):
+def _build_own(
+    strategy: tf.distribute.Strategy, model: KerasModel, options: Options, element_spec: Spec
+) -> Supervised | KerasStep:
+    """Return the step that runs the model's own `train_step`: as a function of values, or as it is on each replica."""
+    name = type(model).__name__
+    if element_spec is None:
         raise StepError(
-            f"Step.from_compiled was given {', '.join(wrong)} for {type(model).__name__}, which overrides what Keras's "
-            "training calls: what it computes is its own. Write that into its train_step, or give clipping to its "
-            "optimizers."
+            f"How the train_step of {name} trains is known when it has seen data, so it trains in a Loop only. Call "
+            "loop.warm_up(data) before loop.restore; `fit` with Checkpoints restores by itself. For a training loop of "
+            "your own use Step.from_loss(model, optimizer, loss_fn)."
         )
+    build_as_it_trains(model, element_spec, strategy)
+    own = OwnStep(model, strategy.num_replicas_in_sync)
+    try:
+        optimizer = own.found("train", element_spec).optimizer
+        if overrides(model, "test_step"):
+            own.found("test", element_spec)
+    except NotAFunction as why:
+        _log.info("The train_step of %s runs on each replica with variables of its own: %s.", name, why)
+        if options.asked:
+            raise StepError(
+                f"Step.from_compiled was given {', '.join(options.asked)} for {name}, whose train_step would have to "
+                f"make one update, at its end: {why}. Write the option into the train_step, or give clipping to its "
+                "optimizers."
+            ) from None
+        return KerasStep(strategy, model, options.unchecked)
+    _log.info("The train_step of %s runs as a function of values, with one update at its end.", name)
+    model.built = True  # as Keras's `fit` leaves it
+    optimizer, scale = without_scale(optimizer)
+    options = options if options.loss_scale else dataclasses.replace(options, loss_scale=scale)
+    check_optimizer(optimizer)
+    return Supervised(strategy, model, optimizer, options, own=own)
+
+
+def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
+    """Return the options of a step that runs the model's own `train_step`."""
     require_compiled(model)
     private.check(model=model)
-    return Options.of_keras(**options)
+    if model.run_eagerly:
+        raise StepError(
+            f"{type(model).__name__} was compiled with run_eagerly=True, and its train_step is compiled here: what it "
+            "does in Python, it would do once. Leave out run_eagerly; keep what changes in variables."
+        )
+    given = {"jit_compile": False} | options
+    asked = sorted(set(options) - {"unchecked"})
+    return Options.of({}, {}, **given, runs_keras=True, asked=asked, compiled=compiled_config(model))
 
 
 def require_supervised(step: Supervised | KerasStep) -> Supervised:

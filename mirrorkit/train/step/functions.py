@@ -27,6 +27,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.empty_shares import has_no_rows, of_size
 from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if, scaled
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import names_of_values
@@ -37,7 +38,13 @@ from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals, summed
 
 
 class Functions:
-    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches)."""
+    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches).
+
+    Attributes:
+        needs_total: whether a shard must know how many rows the whole batch has.
+    """
+
+    needs_total = False
 
     def __init__(
         self,
@@ -62,18 +69,20 @@ class Functions:
         self._variables, self._averages = variables, averages
         self._clock, self._shards = clock, shards
         self._devices, self._loss = devices, loss
-        # What communicates must be traced on each replica.
-        self.training = devices.replicas(communicate=state.synchronized or loss.communicates)
-        self.testing = devices.replicas(communicate=loss.communicates)
-        trace = functools.partial(devices.trace, jit_compile=options.jit_compile)
-        self._sums = trace(self.shard_sums, alone=not self.training.communicate)
-        self._test_sums = trace(self.shard_totals, alone=not self.testing.communicate)
+        self.communicate(train=state.synchronized or loss.communicates, test=loss.communicates)
         self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
         self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
-    def resolve(self, batch: UnpackedBatch) -> None:
+    def communicate(self, *, train: bool, test: bool) -> None:
+        """Say in which passes replicas communicate: these must be traced on each replica."""
+        self.training, self.testing = (self._devices.replicas(communicate=one) for one in (train, test))
+        trace = functools.partial(self._devices.trace, jit_compile=self._options.jit_compile)
+        self._sums = trace(self.shard_sums, alone=not train)
+        self._test_sums = trace(self.shard_totals, alone=not test)
+
+    def resolve(self, batch: UnpackedBatch, what: Pass = "train") -> None:
         """Find out, once, which loss and metrics belong to which output, and refuse data that does not fit them."""
         if self._totals is None or not self._totals.has_seen(batch):
             self._totals = outside_replica(lambda: self._resolved(batch))
@@ -137,23 +146,26 @@ class Functions:
         place: tf.Tensor,
         is_all: bool | tf.Tensor = False,
         largest: int | None = None,
+        total: tf.Tensor | None = None,
     ) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
-        `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows.
+        `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows. `total`
+        is how many rows the whole batch has, where that must be known.
         """
+        known = [] if total is None else [total]
         like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
         if largest and self.tables and not self.training.communicate:
-            like = self._sums.trace(values, of_size(batch, largest), place).structured_outputs
+            like = self._sums.trace(values, of_size(batch, largest), place, *known).structured_outputs
         elif self._apply.lazy:
             raise needs_rows("the size of the batch is not known, or several batches make an update")
         if has_no_rows(batch) and not self.training.communicate:
             if self._facts is None:
-                self._found(like or self._sums.trace(values, of_size(batch, None), place).structured_outputs)
+                self._found(like or self._sums.trace(values, of_size(batch, None), place, *known).structured_outputs)
             return self.facts.zeros if like is None else by_rows(like.nothing, like)
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            sums = self._sums(values, batch, place)
+            sums = self._sums(values, batch, place, *known)
         self._found(sums)
         return sums.sent(self._dense) if like is None else by_rows(sums, like)
 
@@ -166,16 +178,24 @@ class Functions:
         self._facts = self._facts or facts
         self._facts.require_same(facts)
 
-    def test_sums(self, values: Changing, batch: Nest, place: tf.Tensor, is_all: bool | tf.Tensor = False) -> Sums:
+    def test_sums(
+        self,
+        values: Changing,
+        batch: Nest,
+        place: tf.Tensor,
+        is_all: bool | tf.Tensor = False,
+        total: tf.Tensor | None = None,
+    ) -> Sums:
         """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
+        known = [] if total is None else [total]
         if has_no_rows(batch) and not self.testing.communicate:
             if self.test_changes is None:
-                found = self._test_sums.trace(values, of_size(batch, None), place).structured_outputs[1]
+                found = self._test_sums.trace(values, of_size(batch, None), place, *known).structured_outputs[1]
                 self.test_changes = [value is not None for value in found]
             state = [tf.zeros(v.shape) for v, has in zip(self.state.variables, self.test_changes, strict=True) if has]
             return {"totals": tf.zeros([self.totals.size]), "state": state}
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            totals, state = self._test_sums(values, batch, place)
+            totals, state = self._test_sums(values, batch, place, *known)
         self.test_changes = [value is not None for value in state]
         return {"totals": totals, "state": [value for value in state if value is not None]}
 

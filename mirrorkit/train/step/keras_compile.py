@@ -32,11 +32,16 @@ def compiled_parts(model: KerasModel) -> dict[str, Any]:
     given = compiled_config(model).config
     names = ("loss", "metrics", "weighted_metrics", "loss_weights")
     parts = {"loss": None} | {name: given[name] for name in names if given.get(name) is not None}
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # compile adds it to a mixed_float16 model
-        parts["loss_scale"] = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)
-        optimizer = optimizer.inner_optimizer
-    return {"optimizer": optimizer, **parts}
+    optimizer, scale = without_scale(model.optimizer)
+    return {"optimizer": optimizer, **parts} | ({} if scale is None else {"loss_scale": scale})
+
+
+def without_scale(optimizer: KerasOptimizer) -> tuple[KerasOptimizer, LossScale | None]:
+    """Take apart what `compile` makes of the optimizer of a mixed_float16 model."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, None
+    scale = LossScale(initial=optimizer.initial_scale, growth_steps=optimizer.dynamic_growth_steps)
+    return optimizer.inner_optimizer, scale
 
 
 def compiled_config(model: KerasModel) -> Any:

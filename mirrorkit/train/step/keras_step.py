@@ -14,7 +14,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
-from mirrorkit.train.keras_model.attributes import plain_attributes
+from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
 from mirrorkit.train.keras_model.keras_operations import without_waits
@@ -26,8 +26,9 @@ from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import noting_optimizers, wrap_keras
+from mirrorkit.train.replica_code.pure_step import no_gather
 from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
-from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, flat_logs, overrides, step_of
+from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_same_trainable, check_stateless, check_variables, trainable_of
@@ -39,8 +40,6 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.variables import copies, own_copy
-
-_CALLS: dict[Need, str] = {"evaluate": "test_step", "predict": "predict_step"}
 
 
 class KerasStep:
@@ -63,11 +62,6 @@ class KerasStep:
                 f"{type(model).__name__} has a train_step of its own, in which each replica writes its own copy of a "
                 f"variable; {class_name(strategy)} has one copy for all. Use mirrored or multi_worker, or "
                 "Step.from_loss(model, optimizer, loss_fn)."
-            )
-        if model.run_eagerly:
-            raise StepError(
-                f"{type(model).__name__} was compiled with run_eagerly=True, and its train_step is compiled here: what "
-                "it does in Python, it would do once. Leave out run_eagerly; keep what changes in variables."
             )
         check_stateless(model)
         check_variables(strategy, model.variables)
@@ -119,20 +113,14 @@ class KerasStep:
         return False
 
     def can(self, what: Need) -> bool:
-        """Return whether it can do this; a model whose parts alone are called says nothing of how to evaluate it."""
-        if what in _CALLS:
-            return overrides(self.model, "call") or overrides(self.model, _CALLS[what])
-        return what != "averaged"
+        """It has no averages; see `can` of step_function.py."""
+        return what != "averaged" and can(self.model, what)
 
     def require(self, what: Need) -> None:
         """Refuse averages, and what the model does not define."""
         if what == "averaged":
             raise no_averages("A model with a train_step of its own")
-        if not self.can(what):
-            raise StepError(
-                f"{what} was asked for, but {type(self.model).__name__} has neither `call` nor `{_CALLS[what]}`. "
-                "Define one of them."
-            )
+        require(self.model, what)
 
     def averaged(self) -> AbstractContextManager[None]:
         """It has none; see `require`."""
@@ -148,7 +136,7 @@ class KerasStep:
         require_same_rows(element_spec)
         if what in self._names:
             return
-        before = _plain_attributes(self.model)
+        before = written_attributes(self.model)
         with self.strategy.scope(), noting_optimizers() as found:
             names, traced = self._traced(what, element_spec)
             for optimizer, weights in found.values():
@@ -158,16 +146,12 @@ class KerasStep:
             self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
             self._optimizers += [optimizer for optimizer, _ in found.values()]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
-        after = _plain_attributes(self.model)
-        changed = [name for name, text in after.items() if before.get(name) != text]
-        # A list to which a tensor was appended is plain no more.
-        changed += [name for name in before.keys() - after.keys() if isinstance(vars(self.model)[name], (list, dict))]
-        if changed:
+        if changed := changed_attributes(self.model, before):
             raise StepError(
                 f"{what}_step of {type(self.model).__name__} changes the Python attributes {changed}, which a compiled "
                 "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
             )
-        require_repeatable(traced)
+        require_repeatable(traced.graph)
         written = written_variables(traced, self.variables, plain_variables(self.model))
         if self.strategy.num_replicas_in_sync > 1:
             require_not_read_again(traced, [*self._plain, *written], len(tf.nest.flatten(element_spec)))
@@ -264,8 +248,8 @@ class KerasStep:
             one_replica(),
             keeping(kept_by(layers_of(self.model))),
             on_share(share, model) as scope,
-            without_waits(totals=scope.totals()),
-            gathering(_no_gather),
+            without_waits(totals=share.totals()),
+            gathering(no_gather),
             drawing(scope),
         ):
             yield scope
@@ -309,14 +293,6 @@ class KerasStep:
         return rows, Share(local, replicas, own, total, once, place)
 
 
-def _no_gather(rows: Nest) -> Nest:
-    raise StepError(
-        "mk.train.all_gather was called in a model's own train_step, whose gradients are averaged over the replicas: "
-        "what other replicas say of a row would not arrive at it. For a loss over the whole batch use "
-        "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
-    )
-
-
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
     return tf.stack(values) if values else tf.zeros([0])
@@ -330,8 +306,3 @@ def _check(optimizer: KerasOptimizer) -> None:
             f"{error} Beside a train_step of the model's own there are no such options: leave the switch out; in place "
             'of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
         ) from error
-
-
-def _plain_attributes(model: KerasModel) -> dict[str, str]:
-    """Return the numbers, texts, and lists and dicts of them among a model's own attributes, written out."""
-    return {name: repr(value) for name, value in plain_attributes(model).items() if not name.startswith("_")}

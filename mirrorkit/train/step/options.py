@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, PerOutput
+from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
+from mirrorkit.train.requirements.arguments import check_options
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
@@ -50,18 +52,51 @@ class Options:
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
     runs_keras: bool = False  # the model's own train_step
+    asked: Sequence[str] = ()  # with it: the names of the options that were given
     trains: bool = True  # there is an optimizer
 
     @classmethod
-    def of_keras(cls, unchecked: str | Sequence[str] = ()) -> Options:
-        """Return those of a model that says itself how it trains."""
-        names = [unchecked] if isinstance(unchecked, str) else list(unchecked)
-        nothing: dict[str, PerOutput] = {}
-        return cls(nothing, nothing, Clip(None, None), 1, None, None, names, False, runs_keras=True)
+    @checks_arguments(StepError)
+    def of(
+        cls,
+        losses: Mapping[str, PerOutput],
+        metrics: Mapping[str, PerOutput],
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        loss_scale: str | float | LossScale | None = None,
+        ema: float | None = None,
+        unchecked: Sequence[str] = (),
+        jit_compile: bool | str = "auto",
+        shard_optimizer: bool = False,
+        sparse_embeddings: bool | str = "auto",
+        **others: Any,
+    ) -> Options:
+        """Convert the arguments of `Step`; `others` are attributes."""
+        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema)
+        return cls(
+            losses,
+            metrics,
+            Clip(clip_norm, clip_value),
+            int(accumulate),
+            LossScale.of(loss_scale),
+            ema,
+            [unchecked] if isinstance(unchecked, str) else list(unchecked),
+            jit_compile,
+            shard_optimizer,
+            sparse_embeddings,
+            **others,
+        )
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether a user's function takes whole batches, of whatever structure."""
+        return self.of_values or self.runs_keras
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
-        return UnpackedBatch(batch) if self.of_values else unpack_batch(batch)
+        return UnpackedBatch(batch) if self.takes_batches else unpack_batch(batch)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets, averages, an optimizer, or something to measure can do."""
@@ -71,7 +106,7 @@ class Options:
                 "Step(model, optimizer, loss=...), with an optimizer made in the strategy's scope."
             )
         measured = [*self.losses.values(), *self.metrics.values()]
-        is_empty = not self.of_values and all(one is None for one in measured)
+        is_empty = not self.takes_batches and all(one is None for one in measured)
         if what == "evaluate" and not self.trains and is_empty:
             raise StepError(
                 "This step has neither a loss nor metrics, so there is nothing to evaluate. Write Step(model, "

@@ -14,7 +14,7 @@ from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model.models import shown
-from mirrorkit.train.requirements.arguments import check_optimizer, check_options
+from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
@@ -22,7 +22,7 @@ from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.keras_compile import compiled_config, compiled_parts
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
-from mirrorkit.train.step.options import Clip, Options
+from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, needs_targets, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
@@ -98,26 +98,32 @@ class Step:
         sparse_embeddings: bool | str = "auto",
     ) -> None:
         check_overrides(model)
-        if optimizer is not None:
-            check_optimizer(optimizer)
-        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema)
         warn_on_logits_mismatch(model, loss)
-        self.model = self._trained = model
-        self.optimizer = optimizer
-        self._options = Options(
-            losses={"loss": loss, "loss_weights": loss_weights},
-            metrics={"metrics": metrics, "weighted_metrics": weighted_metrics},
-            clip=Clip(clip_norm, clip_value),
-            accumulate=int(accumulate),
-            loss_scale=LossScale.of(loss_scale),
-            ema=ema,
-            unchecked=[unchecked] if isinstance(unchecked, str) else list(unchecked),
-            jit_compile=jit_compile,
-            shard_optimizer=shard_optimizer,
-            sparse_embeddings=sparse_embeddings,
-            trains=optimizer is not None,
+        self._begin(
+            model,
+            optimizer,
+            Options.of(
+                {"loss": loss, "loss_weights": loss_weights},
+                {"metrics": metrics, "weighted_metrics": weighted_metrics},
+                clip_norm=clip_norm,
+                clip_value=clip_value,
+                accumulate=accumulate,
+                loss_scale=loss_scale,
+                ema=ema,
+                unchecked=unchecked,
+                jit_compile=jit_compile,
+                shard_optimizer=shard_optimizer,
+                sparse_embeddings=sparse_embeddings,
+                trains=optimizer is not None,
+            ),
         )
-        variants.require_compatible(self._options, optimizer)
+
+    def _begin(self, model: KerasModel, optimizer: KerasOptimizer | None, options: Options) -> None:
+        if optimizer is not None and not options.runs_keras:
+            check_optimizer(optimizer)
+        variants.require_compatible(options, optimizer)
+        self.model = self._trained = model
+        self.optimizer, self._options = optimizer, options
         self._built: Supervised | KerasStep | None = None
         self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
 
@@ -130,21 +136,22 @@ class Step:
         ```
 
         If the model overrides `train_step`, `test_step`, `compute_loss`, `compute_metrics` or `get_metrics_result` a
-        `Loop` runs these as they are, under one_device, mirrored and multi_worker (docs/porting.md). Each replica runs
-        them on its rows of the batch. What they compute over rows must be a mean over rows; on several replicas the
-        first batch is checked for this. The logs are those of the last batch, as in Keras.
+        `Loop` runs these as they are (docs/porting.md). Each replica runs them on its rows of the batch. What they
+        compute over rows must be a mean over rows; on several replicas the first batch is checked for this. A
+        `train_step` that makes one update, and logs what its metrics say, trains under every strategy and with every
+        option. Another, such as a GAN's, trains under one_device, mirrored and multi_worker, without options.
 
         Args:
             model: a compiled Keras model.
-            **options: arguments of `Step`, such as `clip_norm`; with such overrides, `unchecked="rows"`.
+            **options: arguments of `Step`, such as `clip_norm`. With such overrides `jit_compile` is False by default,
+                and of `unchecked` there are "rows" and "state".
 
         Raises:
             StepError: the model is not compiled.
         """
         if overrides_training(model):
             step = cls.__new__(cls)
-            step.model, step._trained, step.optimizer = model, model, model.optimizer
-            step._options, step._built, step._uses = options_of_keras(model, options), None, {}
+            step._begin(model, model.optimizer, options_of_keras(model, options))
             return step
         step = cls(model, **{**compiled_parts(model), **options})
         step._options = dataclasses.replace(step._options, compiled=compiled_config(model))

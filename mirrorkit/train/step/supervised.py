@@ -18,6 +18,8 @@ from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch, with_known_shapes
 from mirrorkit.train.keras_model.seeds import draws_at
 from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.step_function import can, require
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
     check_model,
@@ -39,6 +41,7 @@ from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
+from mirrorkit.train.step.keras_functions import KerasFunctions
 from mirrorkit.train.step.loop_step import Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
@@ -65,6 +68,7 @@ class Supervised:
         options: Options,
         *,
         shown: KerasModel | None = None,
+        own: OwnStep | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
         check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
@@ -81,14 +85,14 @@ class Supervised:
         self._layer_state = state = LayerState(model)
         with strategy.scope():
             self._apply = variants.make_optimizer(options, strategy, optimizer, model)
-            if options.trains:
+            if options.trains and own is None:
                 compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self._compiled = None if options.compiled is None else compiled_config(model)
-        self.strategy, self.trained = strategy, model
+        self.strategy, self.trained, self.own = strategy, model, own
         self.model = shown or model  # what callbacks see
         self.options, self.accumulate = options, options.accumulate
         self._iterations = optimizer.iterations
@@ -103,7 +107,8 @@ class Supervised:
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
         self._outputs_with = self._devices.predicting(self._pure_outputs)
-        self.functions = Functions(
+        kind = Functions if own is None else functools.partial(KerasFunctions, own=own)
+        self.functions: Functions = kind(
             model,
             optimizer,
             options,
@@ -175,12 +180,14 @@ class Supervised:
         return self._loss.is_whole
 
     def can(self, what: Need) -> bool:
-        """Evaluate and predict it always can."""
-        return True
+        """Evaluate and predict it always can, but for a model whose own step calls its parts alone."""
+        return self.own is None or can(self.own.model, what)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do."""
         self.options.require(what)
+        if self.own is not None:
+            require(self.own.model, what)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
@@ -189,19 +196,21 @@ class Supervised:
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
         check_tensors(tuple(batch))
-        check_batched(self.trained, batch.x)
+        if self.own is None:
+            check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
-        self.functions.resolve(batch)
+        self.functions.resolve(batch, what)
 
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
-        if not self.options.of_values:
+        if not self.options.takes_batches:
             check_labels(self.totals, labels)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
-        parts = self._cast(self.options.unpack(batch))
-        return parts if self.options.of_values else parts._replace(x=with_known_shapes(self.trained, parts.x))
+        parts = self.options.unpack(batch)
+        parts = parts if self.own is not None else self._cast(parts)  # a model's own step gets what Keras gives it
+        return parts if self.options.takes_batches else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property
     def totals(self) -> Totals:
@@ -244,7 +253,8 @@ class Supervised:
         self.prepare(rows)
         now = self.clock.now()
         given = self.values(now.seeds, in_place=True), self.unpack(rows).present, now.place(part, use)
-        return copies.weigh(self.functions.train_sums(*given, copies.is_all, largest))
+        total = batch.examples() if self.functions.needs_total else None
+        return copies.weigh(self.functions.train_sums(*given, copies.is_all, largest, total))
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -278,11 +288,12 @@ class Supervised:
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
         rows, copies = self.functions.testing.rows(batch)
-        self.prepare(rows)
+        self.prepare(rows, "test")
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds, in_place=True)
         given = values, self.unpack(rows).present, now.place()
-        sums = copies.weigh(self.functions.test_sums(*given, copies.is_all))
+        total = batch.examples() if self.functions.needs_total else None
+        sums = copies.weigh(self.functions.test_sums(*given, copies.is_all, total))
         if sums["state"]:
             changes = self.functions.test_changes or []
             if not self._devices.has_copies:
@@ -313,6 +324,8 @@ class Supervised:
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
+        if self.own is not None:
+            return self.own.predict(rows)
         if self.options.predict is not None:
             return self.options.predict(rows)
         check_predicts_as_keras(self.model)

@@ -88,6 +88,10 @@ def test_one_worker_does_what_one_device_does(one_worker):
 
 
 @pytest.mark.slow
+def test_a_models_own_step_makes_on_one_worker_what_it_makes_on_one_device(one_worker):
+    assert one_worker("own_step")["largest"] < 2e-5
+
+
 def test_the_one_line_does_on_one_worker_what_it_does_on_one_device(one_worker):
     assert one_worker("one_line")["largest"] < 2e-5
 

@@ -135,7 +135,7 @@ def test_synchronized_layers_are_let_through(where: Any, strategy_of: Any) -> No
 
 class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        tf.summary.write("mean", tf.reduce_mean(x), step=0)
+        tf.summary.scalar("mean", tf.reduce_mean(x), step=0)
         return x
 
     def compute_output_shape(self, shape: Any) -> Any:

@@ -473,6 +473,20 @@ class InLoops(keras.Model):
         return error
 
 
+class Weighted(keras.Model):
+    """A mean that is divided by the sum of the weights, of which replicas have unequal shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = dense(6, 8, 3)
+
+    def call(self, x):
+        return self.net(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=tf.abs(x[:, 0]), training=training)
+
+
 def made(kind, **compiled):
     """Make a model and compile it with what these functions return."""
 
@@ -522,6 +536,9 @@ MODELS = {
     "tracks": made(Tracks, optimizer=adam()),
     "reshapes": made(Reshapes, optimizer=sgd(0.1), loss=lambda: "mse"),
     "synchronized": made(Synchronized, optimizer=sgd(0.05)),
+    "weighted": made(
+        Weighted, optimizer=sgd(0.1), loss=lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    ),
     "in_loops": made(InLoops, optimizer=sgd(0.1)),
 }
 

@@ -1,0 +1,125 @@
+"""Which models' own steps are functions of values, with one update at the end: found by a trace of the step."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mirrorkit import private
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Nest, Spec
+from mirrorkit.optim import trainable_variables
+from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
+from mirrorkit.train.keras_model.calling import predicting, read
+from mirrorkit.train.keras_model.layer_state import follows_from
+from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.replica_code.draws import require_repeatable
+from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.pure_step import Ran, Values, metric_variables, run_pure
+from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.replica_code.step_function import as_keras, flat_logs
+
+_log = logging.getLogger("mirrorkit")
+_LINEAR = ("AddV2", "Add", "AddN", "Identity", "StopGradient", "EnsureShape")
+
+
+class OwnStep:
+    """A model's own `train_step` and `test_step`, as functions of values.
+
+    Args:
+        model: the model, built.
+        replicas: how many there are.
+    """
+
+    def __init__(self, model: KerasModel, replicas: int) -> None:
+        self.model = model
+        self.replicas = replicas
+        self._found: dict[str, Found] = {}
+
+    def found(self, what: str, batch: Batch) -> Found:
+        """Return what a trace for batches like this one finds out; raises `NotAFunction`."""
+        spec = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), batch)
+        key = f"{what} {spec}"
+        if key not in self._found:
+            with attributes_kept([self.model]):
+                self._found[key] = outside_replica(lambda: found_as_function(self.model, what, spec, self.replicas))
+        return self._found[key]
+
+    def predict(self, rows: Batch) -> Nest:
+        """Return what the model's `predict_step` does."""
+        return predicting(lambda: read(self.model.predict_step(as_keras(rows))))
+
+
+class Found(NamedTuple):
+    """What a trace of a step has found out."""
+
+    optimizer: KerasOptimizer | None  # which makes the update, where it trains
+    asks: bool  # whether replicas have to ask each other for the divisor of a mean
+
+
+def found_as_function(model: KerasModel, what: str, element_spec: Spec, replicas: int) -> Found:
+    """Trace a step of a built model as a function of values; raises `NotAFunction` where it is none.
+
+    It is one where it makes one update, after which it reads no weight; where it writes layer state and metrics alone;
+    where it adds to the states of metrics, which it reads for its logs alone; and where it logs what the metrics say.
+    """
+    graph = private.get("__internal__.FuncGraph")(f"step_to_{what}")
+    before = written_attributes(model)
+    with graph.as_default():
+
+        def placeholders(like: Nest) -> Nest:
+            return tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), like)
+
+        groups = (model.trainable_variables, model.non_trainable_variables, metric_variables(model))
+        values = Values(*[[placeholders(tf.TensorSpec(v.shape, v.dtype)) for v in group] for group in groups])
+        count = tf.constant(1.0)
+        share = Share(0, replicas, count, count, 1.0, lambda: tf.zeros([2], tf.int64))
+        try:
+            ran = run_pure(model, what, values, placeholders(element_spec), share)
+        except Exception as error:  # the user's own, or of what takes real variables
+            text = str(error).partition("\n")[0]
+            raise NotAFunction(f"it raised {type(error).__name__} as a function of values: {text}") from error
+        with ran.scope:
+            reported = flat_logs(model.get_metrics_result())
+        _require_function(model, what, values, ran, graph)
+    require_repeatable(graph)
+    if reported.keys() != ran.logs.keys():
+        raise NotAFunction(f"it logs {sorted(ran.logs)}, and the metrics are {sorted(reported)}")
+    if changed := changed_attributes(model, before):
+        raise NotAFunction(f"it changes the Python attributes {changed}")
+    return Found(None if ran.scope.applied is None else ran.scope.applied.optimizer, ran.scope.asks)
+
+
+def _require_function(model: KerasModel, what: str, values: Values, ran: Ran, graph: tf.Graph) -> None:
+    """Raise `NotAFunction` where a step, as it was traced, is more than a function of its values."""
+    applied = ran.scope.applied
+    if what == "train" and applied is None:
+        raise NotAFunction("it makes no update by an optimizer's apply")
+    if what == "test" and applied is not None:
+        raise NotAFunction("it makes an update")
+    if applied is not None and applied.optimizer.built:
+        trained = [id(v) for v in trainable_variables(getattr(applied.optimizer, "inner_optimizer", applied.optimizer))]
+        if trained != [id(variable) for variable in model.trainable_variables]:
+            raise NotAFunction("its optimizer is built for other weights than those of the model")
+    known = {id(v) for v in [*model.variables, *metric_variables(model)]}
+    if foreign := [path for key, path in ran.scope.paths.items() if key not in known]:
+        raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables")
+    if any(outer.dtype == tf.resource for outer, _ in graph.captures):
+        raise NotAFunction("it reads or writes a variable that is not among the model's own")
+    gradients = [g for g in tf.nest.flatten(ran.gradients, expand_composites=True) if tf.is_tensor(g)]
+    if any(tf.is_tensor(one) and follows_from(one, values.metrics) for one in [*gradients, *ran.state]):
+        raise NotAFunction("it computes with what a metric has counted")
+    for variable, old, new in zip(metric_variables(model), values.metrics, ran.metrics, strict=True):
+        if not _adds_to(new, old):
+            raise NotAFunction(f"it does more to {variable.path!r} than to add to it")
+
+
+def _adds_to(new: tf.Tensor, old: tf.Tensor) -> bool:
+    """Return whether, in a graph, a value is another one and something that does not follow from it, added up."""
+    if new is old:
+        return True
+    if new.op.type not in _LINEAR:
+        return False
+    following = [one for one in new.op.inputs if one is old or follows_from(one, [old])]
+    return len(following) == 1 and _adds_to(following[0], old)

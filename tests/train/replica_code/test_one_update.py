@@ -1,0 +1,283 @@
+"""A `train_step` that makes one update is a function: it trains under every strategy, with every option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import own_models
+import pytest
+import tensorflow as tf
+from test_own_train_step import largest
+from training_helpers import plain_dataset
+
+import mirrorkit as mk
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.step.keras_step import KerasStep
+from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.variables import copies
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+ONE_UPDATE = {"vae", "vq", "distillation", "simsiam", "penalized", "late", "reshapes", "weighted"}
+
+
+def _dataset(rows: int = 50) -> Any:
+    return plain_dataset(*own_models.data(rows), batch=16)
+
+
+@pytest.mark.parametrize("name", own_models.MODELS)
+def test_which_steps_are_functions(strategy_of: Any, name: str) -> None:
+    """The others make several updates, read weights after one, or write what Keras knows nothing of."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        step = mk.train.Step.from_compiled(own_models.MODELS[name]())
+    built = step.for_loop(strategy, _dataset().element_spec)
+    assert type(built) is (Supervised if name in ONE_UPDATE else KerasStep)
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    """Keras's own `train_step`, as far as a script can say it, with a table and what else options are about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = keras.layers.Embedding(40, 4), keras.layers.BatchNormalization()
+        self.head = keras.layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.head(self.norm(keras.ops.mean(self.table(x), axis=1), training=training))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=tf.shape(x)[0])
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Plain(Own):
+    train_step = keras.Model.train_step
+
+
+def _trained(kind: Any, strategy: Any, options: Any, optimizer: Any) -> tuple[Any, Any]:
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 40, (50, 5)), rng.integers(0, 3, 50)
+    with strategy.scope():
+        model = kind()
+        model(x[:1])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(), loss, metrics=["accuracy"], auto_scale_loss=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, **options))
+    arrays = mk.data.arrays(x.astype("int32"), y)
+    data = mk.data.batches(arrays, global_batch_size=16, shuffle=False, drop_remainder=False)
+    history = loop.fit(data, epochs=2, verbose=0).history
+    return history, [copies(variable)[0].numpy() for variable in loop.step.variables]
+
+
+OPTIONS = {
+    "accumulate": {"accumulate": 2},
+    "ema": {"ema": 0.9},
+    "clip": {"clip_norm": 0.1},
+    "scale": {"loss_scale": "dynamic"},
+    "lazy": {"sparse_embeddings": "lazy"},
+    "xla": {"jit_compile": True},
+    "all": {"accumulate": 2, "ema": 0.9, "clip_value": 0.01, "shard_optimizer": True},
+}
+WHERE = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
+CASES = [
+    *((kind, replicas, {}) for kind, replicas in WHERE),
+    *(("mirrored", 2, options) for options in OPTIONS.values()),
+    ("central_storage", 2, OPTIONS["accumulate"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "replicas", "options"), CASES, ids=str)
+def test_it_trains_as_the_same_model_without_it(strategy_of: Any, kind: str, replicas: int, options: Any) -> None:
+    """With Keras's own `train_step` the same model is trained by losses and metrics as sums, without running it."""
+    strategy = strategy_of(kind, replicas)
+    found, expected = (_trained(one, strategy, options, lambda: keras.optimizers.Adam(0.01)) for one in (Own, Plain))
+    assert found[0].keys() == expected[0].keys()
+    for name, values in expected[0].items():
+        np.testing.assert_allclose(found[0][name], values, rtol=1e-6, err_msg=name)
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+
+
+class Tagger(keras.Model):  # type: ignore[misc]
+    """A mean over the positions that a mask leaves, of which replicas have unequal numbers; logs what Keras logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(20, 4, mask_zero=True)
+        self.head = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.table(x))
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+class TwoUpdates(Tagger):
+    """The same, with an update that changes nothing before."""
+
+    def train_step(self, data: Any) -> Any:
+        weights = self.trainable_variables
+        self.nothing.apply([tf.zeros(weight.shape) for weight in weights], weights)
+        return super().train_step(data)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        super().compile(*args, **options)
+        self.nothing = keras.optimizers.SGD(0.0)
+
+
+def _tagged(kind: Any, weighted: bool) -> Any:
+    keras.utils.set_random_seed(0)
+    model = kind()
+    reduction = "mean_with_sample_weight" if weighted else "sum_over_batch_size"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    model.compile(keras.optimizers.SGD(0.5), loss)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Tagger, TwoUpdates])
+@pytest.mark.parametrize(("weighted", "replicas"), [(False, 3), (True, 2)])
+def test_a_mean_under_a_mask_is_that_of_all_rows(strategy_of: Any, kind: Any, weighted: bool, replicas: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.linspace(1, 8, 50).astype(int)  # the first replica has the shortest
+    x = np.where(np.arange(8) < lengths[:, None], rng.integers(1, 20, (50, 8)), 0)
+    parts = [x, rng.integers(0, 3, (50, 8)), *([rng.uniform(size=(50, 8))] * weighted)]
+    expected = _tagged(kind, weighted)
+    history = expected.fit(plain_dataset(*parts, batch=16), epochs=2, verbose=0).history
+    strategy = strategy_of("mirrored", replicas)
+    with strategy.scope():
+        model = _tagged(kind, weighted)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    found = loop.fit(plain_dataset(*parts, batch=16), epochs=2, verbose=0).history
+    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        assert largest(one, other) < 2e-6
+    assert largest(found["loss"], history["loss"]) < 2e-6
+
+
+class Base(own_models.Tracked):
+    """A step that is a function, but for what a subclass does before and after its update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = own_models.dense(6, 3)
+        self.kernel = self.net.layers[0].kernel
+
+    def before(self, loss: Any) -> Any:
+        return loss
+
+    def update(self, tape: Any, loss: Any) -> Any:
+        return self.minimize(tape, loss)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.before(tf.reduce_mean((self.net(x) - y) ** 2))
+        return self.update(tape, loss)
+
+
+class Assigns(Base):
+    def before(self, loss: Any) -> Any:
+        self.kernel.assign(0.9 * self.kernel)
+        return loss
+
+
+class ReadsACount(Base):
+    def before(self, loss: Any) -> Any:
+        return loss * (1 + self.tracker.result())
+
+
+class TakesTheLargest(Base):
+    def before(self, loss: Any) -> Any:
+        self.tracker.total.assign(tf.maximum(self.tracker.total, 1.0))
+        return loss
+
+
+class CountsUpdates(Base):
+    def before(self, loss: Any) -> Any:
+        return loss / (1 + tf.cast(self.optimizer.iterations, tf.float32))
+
+
+class ReadsAWeight(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        logs = super().update(tape, loss)
+        self.tracker.update_state(tf.reduce_sum(self.kernel))
+        return logs
+
+
+class UpdatesTwice(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for _ in range(2):
+            self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class UpdatesNothing(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        return {"loss": loss}
+
+
+class LogsItself(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        return super().update(tape, loss) | {"last": loss}
+
+
+class Chooses(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        gradients, weights = tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        tf.cond(loss > 0, lambda: self.optimizer.apply(gradients, weights) or 0, lambda: 0)
+        return {"loss": loss}
+
+
+class TrainsAPart(Base):
+    def compile(self, optimizer: Any) -> None:
+        super().compile(optimizer)
+        optimizer.build([self.kernel])
+
+
+class Summarizes(Base):
+    def before(self, loss: Any) -> Any:
+        tf.summary.scalar("loss", loss, step=0)
+        return loss
+
+
+REASONS = {
+    Assigns: "it assigns the weight '.*kernel'",
+    ReadsACount: "it computes with what a metric has counted",
+    TakesTheLargest: "it does more to 'loss/total' than to add to it",
+    CountsUpdates: "it reads or writes a variable that is not among the model's own",
+    ReadsAWeight: "it reads the weight '.*kernel' after the update",
+    UpdatesTwice: "it makes several updates",
+    UpdatesNothing: "it makes no update by an optimizer's apply",
+    LogsItself: r"it logs \['last', 'loss'\], and the metrics are \['loss'\]",
+    Chooses: "an update is made within a tf.cond or a tf.while_loop",
+    Summarizes: "it calls tf.summary",
+    TrainsAPart: "its optimizer is built for other weights than those of the model",
+}
+
+
+@pytest.mark.parametrize("kind", [Base, *REASONS])
+def test_why_a_step_is_no_function(kind: Any) -> None:
+    model = kind()
+    model.compile(keras.optimizers.SGD(0.1))
+    own = OwnStep(model, replicas=2)
+    if kind is Base:
+        assert own.found("train", own_models.data(4)).optimizer is model.optimizer
+        return
+    with pytest.raises(NotAFunction, match=REASONS[kind]):
+        own.found("train", own_models.data(4))
