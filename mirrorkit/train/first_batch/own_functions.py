@@ -33,12 +33,13 @@ def compare_own(step: Supervised, batch: Batch, what: Pass) -> bool:
 
     Returns whether there were rows enough to compare.
     """
+    assert step.own is not None
     step.prepare(batch, what)
-    unchecked = step.options.unchecked
+    unchecked, optimizer = step.options.unchecked, step.own.found(what, batch).optimizer
     if unknown := sorted(set(unchecked) - {"rows", "state"}):
         raise StepError(f"unchecked={unknown} names no check; the checks are rows, state.")
     name = f"{what}_step of {type(step.model).__name__}"
-    for found in update_faults(step.model.optimizer) if what == "train" else ():
+    for found in () if optimizer is None else update_faults(optimizer):
         raise StepError(f"{name} does not do what Keras's fit does: {found}")
     shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
     if shards == 1 or "rows" in unchecked:

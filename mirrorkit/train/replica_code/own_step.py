@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -20,7 +19,6 @@ from mirrorkit.train.replica_code.pure_step import Ran, Values, metric_variables
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs
 
-_log = logging.getLogger("mirrorkit")
 _LINEAR = ("AddV2", "Add", "AddN", "Identity", "StopGradient", "EnsureShape")
 
 
@@ -96,6 +94,8 @@ def _require_function(model: KerasModel, what: str, values: Values, ran: Ran, gr
     applied = ran.scope.applied
     if what == "train" and applied is None:
         raise NotAFunction("it makes no update by an optimizer's apply")
+    if applied is not None and all(gradient is None for gradient in applied.gradients):
+        raise NotAFunction("it gives the optimizer no gradient")
     if what == "test" and applied is not None:
         raise NotAFunction("it makes an update")
     if applied is not None and applied.optimizer.built:
