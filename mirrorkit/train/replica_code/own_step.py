@@ -37,7 +37,7 @@ class OwnStep:
 
     def found(self, what: str, batch: Batch) -> Found:
         """Return what a trace for batches like this one finds out; raises `NotAFunction`."""
-        spec = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), batch)
+        spec = tf.nest.map_structure(_any_rows, batch)
         key = f"{what} {spec}"
         if key not in self._found:
             with attributes_kept([self.model]):
@@ -47,6 +47,13 @@ class OwnStep:
     def predict(self, rows: Batch) -> Nest:
         """Return what the model's `predict_step` does."""
         return predicting(lambda: read(self.model.predict_step(as_keras(rows))))
+
+
+def _any_rows(one: tf.Tensor | tf.TypeSpec) -> tf.TensorSpec:
+    is_dense = isinstance(one, tf.TensorSpec) or not isinstance(one, (tf.TypeSpec, tf.RaggedTensor, tf.SparseTensor))
+    if not is_dense or tf.TensorShape(one.shape).rank in (None, 0):
+        raise NotAFunction("its data is not dense, or does not tell its rank")
+    return tf.TensorSpec([None, *one.shape[1:]], one.dtype)
 
 
 class Found(NamedTuple):

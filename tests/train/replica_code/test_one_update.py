@@ -93,11 +93,12 @@ OPTIONS = {
     "xla": {"jit_compile": True},
     "all": {"accumulate": 2, "ema": 0.9, "clip_value": 0.01, "shard_optimizer": True},
 }
+SLOW = ("accumulate", "ema", "clip", "xla")
 WHERE = [("one_device", 1), ("mirrored", 3), ("central_storage", 2)]
 CASES = [
     *((kind, replicas, {}) for kind, replicas in WHERE),
-    *(("mirrored", 2, options) for options in OPTIONS.values()),
-    ("central_storage", 2, OPTIONS["accumulate"]),
+    *(("mirrored", 2, OPTIONS[name]) for name in ("scale", "lazy", "all")),
+    *(pytest.param("mirrored", 2, OPTIONS[name], marks=pytest.mark.slow) for name in SLOW),
 ]
 
 
@@ -281,3 +282,16 @@ def test_why_a_step_is_no_function(kind: Any) -> None:
         return
     with pytest.raises(NotAFunction, match=REASONS[kind]):
         own.found("train", own_models.data(4))
+
+
+def test_data_that_no_function_takes() -> None:
+    model = Base()
+    model.compile(keras.optimizers.SGD(0.1))
+    for data in (
+        tf.ragged.constant([[1.0]]),
+        tf.RaggedTensorSpec([None, None]),
+        tf.TensorSpec(None),
+        tf.SparseTensorSpec(),
+    ):
+        with pytest.raises(NotAFunction, match="its data is not dense"):
+            OwnStep(model, replicas=2).found("train", (data, data))
