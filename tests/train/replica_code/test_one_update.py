@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -68,12 +69,13 @@ class Plain(Own):
     train_step = keras.Model.train_step
 
 
-def _trained(kind: Any, strategy: Any, options: Any, optimizer: Any) -> tuple[Any, Any]:
+def _trained(kind: Any, strategy: Any, options: Any, optimizer: Any, layout: Any = None) -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 40, (50, 5)), rng.integers(0, 3, 50)
-    with strategy.scope():
-        model = kind(synchronized=not {"jit_compile", "sparse_embeddings"} & set(options))  # which talk to nobody
+    is_alone = layout is not None or {"jit_compile", "sparse_embeddings"} & set(options)  # talks to no other replica
+    with layout or contextlib.nullcontext(), strategy.scope():
+        model = kind(synchronized=not is_alone)
         model(x[:1])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(), loss, metrics=["accuracy"], auto_scale_loss=False)
@@ -111,6 +113,17 @@ def test_it_trains_as_the_same_model_without_it(strategy_of: Any, kind: str, rep
     for name, values in expected[0].items():
         np.testing.assert_allclose(found[0][name], values, rtol=1e-6, err_msg=name)
     for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+
+
+def test_a_model_on_several_devices() -> None:
+    def trained(kind: Any) -> Any:
+        layout = mk.parallel.Layout({"embedding": 0, ".": 1}, devices=["cpu:0", "cpu:1"])
+        return _trained(kind, layout.strategy(), {}, lambda: keras.optimizers.Adam(0.01), layout)
+
+    (found, weights), (expected, others) = trained(Own), trained(Plain)
+    assert found == {name: pytest.approx(values, rel=1e-6) for name, values in expected.items()}
+    for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
