@@ -15,11 +15,10 @@ from mirrorkit.train.first_batch.rows import Computed, InParts
 from mirrorkit.train.first_batch.same_results import require_same_results
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.first_batch.shards import FIRST, combined_state, small
-from mirrorkit.train.first_batch.shares import CURE, SETS, Ran, differing
+from mirrorkit.train.first_batch.shares import CURE, SETS, Ran, cannot_run, differing
 from mirrorkit.train.keras_model.layer_state import is_seed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.loop_step import Pass
@@ -51,7 +50,12 @@ def compare_own(step: Supervised, batch: Batch, what: Pass) -> bool:
     for number in range(min(SETS, there // size)):
         rows = np.arange(number * size, (number + 1) * size)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            whole, parts = outside_replica(functools.partial(_both, step, take(batch, rows), what, name))
+            try:
+                whole, parts = outside_replica(functools.partial(_both, step, take(batch, rows), what))
+            except MirrorkitError:
+                raise
+            except Exception as error:  # whatever a user's step may raise
+                raise cannot_run(name, size, error, functools.partial(_both, step, batch, what, parts=1)) from error
         for text in differing(step.model, whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: {text} {CURE}")
     if "train" not in step.checked:
@@ -59,8 +63,8 @@ def compare_own(step: Supervised, batch: Batch, what: Pass) -> bool:
     return True
 
 
-def _both(step: Supervised, rows: Nest, what: Pass, name: str) -> list[Ran]:
-    """Return what a step comes to on all rows, and on parts of them."""
+def _both(step: Supervised, rows: Nest, what: Pass, parts: int = 2) -> list[Ran]:
+    """Return what a step comes to on all rows, and on 2 `parts` of them."""
     functions, training, count = step.functions, what == "train", tf.nest.flatten(rows)[0].shape[0]
     computed = Computed(step, rows, training=training)
     compute: Any = functions.shard_sums if training else functions.shard_totals
@@ -73,17 +77,10 @@ def _both(step: Supervised, rows: Nest, what: Pass, name: str) -> list[Ran]:
             found = compute(values, (part,), FIRST, tf.constant(float(count)))
             return found if training else ShardSums({EXAMPLES: []}, found[1], found[0])
 
-        return [_added_up(functions, values.state, in_parts(of_part, sizes)) for sizes in ([count], [1, count - 1])]
+        of_sizes = ([count], [1, count - 1])[:parts]
+        return [_added_up(functions, values.state, in_parts(of_part, sizes)) for sizes in of_sizes]
 
-    try:
-        found = computed(of_both)
-    except MirrorkitError:
-        raise
-    except Exception as error:  # whatever a user's step may raise
-        raise StepError(
-            f"{name} cannot be run on {count} rows and on shares of them: {told(error)} {ANY_ROWS}"
-        ) from error
-    return [_ran(step, one) for one in found]
+    return [_ran(step, one) for one in computed(of_both)]
 
 
 def _added_up(functions: Functions, before: list[tf.Tensor], parts: list[ShardSums]) -> Nest:

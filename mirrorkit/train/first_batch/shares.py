@@ -8,7 +8,8 @@ with several sets of rows, since a step may do otherwise from a threshold on (th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,13 +108,23 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
-        raise StepError(
-            f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {ANY_ROWS}"
-        ) from error
+        size = int(tf.nest.flatten(batch)[0].shape[0])
+        of_all = functools.partial(_run, step, [batch], [size], what, [], everywhere=True)
+        raise cannot_run(name, rows, error, of_all) from error
     for whole, parts in zip(wholes, all_parts, strict=True):
         for found in differing(step.model, whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: {found} {CURE}")
     return True
+
+
+def cannot_run(name: str, rows: int, error: BaseException, on_whole_batch: Callable[[], object]) -> StepError:
+    """Return the error that a few rows cannot be computed, with the cure where a whole batch can be."""
+    try:
+        on_whole_batch()
+        cure = ANY_ROWS
+    except Exception:  # as before
+        cure = "The whole first batch fails, too."
+    return StepError(f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {cure}")
 
 
 def _run(
