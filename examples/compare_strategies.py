@@ -61,6 +61,7 @@ def main() -> None:
             print(f"{kind} on {on}:{n}: {speed:,.0f} examples/s, test accuracy {accuracy:.4f}", flush=True)
             table.append(f"{kind:16}{on:>7}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}")
     print(*table, sep="\n")
+    print("The model has Dropout, which draws other masks on each number of replicas: accuracies differ by chance.")
     if device == "cpu":
         print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
     if options.plot:
@@ -70,7 +71,7 @@ def main() -> None:
         left.barh(names, speeds)
         left.set(xlabel="examples/s", title=f"mnist_cnn on {digits.name}, global batch {options.batch_size}")
         right.plot(accuracies, names, "o")
-        right.set(xlabel="test accuracy")
+        right.set(xlabel="test accuracy", title="Dropout: differs by chance")
         left.invert_yaxis()
         left.figure.savefig(options.plot, bbox_inches="tight")
 
