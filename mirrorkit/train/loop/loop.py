@@ -109,7 +109,7 @@ class Loop:
 
     def _built(self, data: Data | None = None) -> Passes:
         """Build what is not built: the step, and from the data its model."""
-        if self._passes is None:
+        if self._passes is None or (data is not None and getattr(self._passes.step, "only_for", None) is not None):
             spec = None if data is None else self._whole(data).element_spec
             given, strategy = self.step, self.strategy
             step: LoopStep = given.for_loop(strategy, spec) if isinstance(given, Step) else Custom(strategy, given)

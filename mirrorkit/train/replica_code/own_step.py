@@ -84,7 +84,8 @@ def found_as_function(model: KerasModel, what: str, element_spec: Spec, replicas
             ran = run_pure(model, what, values, placeholders(element_spec), share)
         except Exception as error:  # the user's own, or of what takes real variables
             text = str(error).partition("\n")[0]
-            raise NotAFunction(f"it raised {type(error).__name__} as a function of values: {text}") from error
+            why = f"it raised {type(error).__name__} as a function of values: {text}"
+            raise NotAFunction(why, of_data=True) from error
         with ran.scope:
             reported = flat_logs(model.get_metrics_result())
         _require_function(model, what, values, ran, graph)

@@ -23,8 +23,13 @@ from mirrorkit.variables import path
 class NotAFunction(BaseException):
     """A step needs real variables, or makes more than one update; the message says why: "it ...".
 
-    No `Exception`, which Keras would catch in a layer and raise with other words.
+    No `Exception`, which Keras would catch in a layer and raise with other words. `of_data` says that it failed for the
+    data that it was given, which may be none to train on.
     """
+
+    def __init__(self, why: str, *, of_data: bool = False) -> None:
+        super().__init__(why)
+        self.of_data = of_data
 
 
 class Applied(NamedTuple):

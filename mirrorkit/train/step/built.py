@@ -11,6 +11,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import KerasModel, KerasOptimizer, Spec
 from mirrorkit.errors import StepError
+from mirrorkit.strategy import class_name, has_copies
 from mirrorkit.train.keras_model import building
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_scope import NotAFunction
@@ -69,13 +70,19 @@ def _build_own(
             own.found("test", element_spec)
     except NotAFunction as why:
         _log.info("The train_step of %s runs on each replica with variables of its own: %s.", name, why)
+        if not has_copies(strategy):
+            raise StepError(
+                f"{class_name(strategy)} has one copy of a variable for all replicas, so the train_step of {name} "
+                f"would have to make one update, at its end: {why}. Use mirrored or multi_worker, or "
+                "Step.from_loss(model, optimizer, loss_fn)."
+            ) from None
         if options.asked:
             raise StepError(
                 f"Step.from_compiled was given {', '.join(options.asked)} for {name}, whose train_step would have to "
                 f"make one update, at its end: {why}. Write the option into the train_step, or give clipping to its "
                 "optimizers."
             ) from None
-        return KerasStep(strategy, model, options.unchecked)
+        return KerasStep(strategy, model, options.unchecked, element_spec if why.of_data else None)
     _log.info("The train_step of %s runs as a function of values, with one update at its end.", name)
     model.built = True  # as Keras's `fit` leaves it
     optimizer, scale = without_scale(optimizer)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import class_name, first_replica, has_copies, local_replica, require_same
+from mirrorkit.strategy import first_replica, local_replica, require_same
 from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.kept import kept_by
@@ -47,6 +47,9 @@ class KerasStep:
 
     Its logs are what the model's step returned for the last batch, in which Keras's metrics hold the whole epoch so
     far; they lie in a variable. Its totals are the number of examples and the sum of all logs.
+
+    With `only_for` it was chosen since data like these, which may be for a prediction, do not train: another step may
+    do for others.
     """
 
     accumulate = 1
@@ -56,19 +59,19 @@ class KerasStep:
     accumulators: Sequence[Variable] = ()
     scale: Sequence[Variable] = ()
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: KerasModel, unchecked: Sequence[str] = ()) -> None:
-        if not has_copies(strategy):
-            raise StepError(
-                f"{type(model).__name__} has a train_step of its own, in which each replica writes its own copy of a "
-                f"variable; {class_name(strategy)} has one copy for all. Use mirrored or multi_worker, or "
-                "Step.from_loss(model, optimizer, loss_fn)."
-            )
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: KerasModel,
+        unchecked: Sequence[str] = (),
+        only_for: Spec | None = None,
+    ) -> None:
         check_stateless(model)
         check_variables(strategy, model.variables)
         require_same(
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
-        self.strategy, self.model, self.unchecked = strategy, model, unchecked
+        self.strategy, self.model, self.unchecked, self.only_for = strategy, model, unchecked, only_for
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)

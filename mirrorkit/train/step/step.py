@@ -258,7 +258,8 @@ class Step:
         With the `element_spec` of the data it first builds a model that is not built. With `shards` it expects each
         global batch in that many parts, as `mk.testing` gives them.
         """
-        if self._built is None:
+        only_for = getattr(self._built, "only_for", None)
+        if self._built is None or (element_spec is not None and only_for not in (None, element_spec)):
             options = dataclasses.replace(self._options, accumulate=self._options.accumulate * shards)
             self._built = build_step(strategy, self._trained, self.optimizer, options, self.model, element_spec)
         if self._built.strategy is not strategy:

@@ -308,3 +308,18 @@ def test_data_that_no_function_takes() -> None:
     ):
         with pytest.raises(NotAFunction, match="its data is not dense"):
             OwnStep(model, replicas=2).found("train", (data, data))
+
+
+def test_a_prediction_before_the_training_decides_nothing(strategy_of: Any) -> None:
+    """`x` alone does not train, and tells nothing of the step."""
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = own_models.MODELS["distillation"]()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    x, y = own_models.data(32)
+    assert loop.predict(x).shape == (32, 3)
+    assert type(loop.step.for_loop(strategy)) is KerasStep
+    loop.fit(x, y, batch_size=16, verbose=0)
+    assert type(loop.step.for_loop(strategy)) is Supervised
+    loop.predict(x)
+    assert type(loop.step.for_loop(strategy)) is Supervised
