@@ -60,8 +60,7 @@ def main() -> None:
             names, speeds, accuracies = [*names, f"{kind}, {on}:{n}"], [*speeds, speed], [*accuracies, accuracy]
             print(f"{kind} on {on}:{n}: {speed:,.0f} examples/s, test accuracy {accuracy:.4f}", flush=True)
             table.append(f"{kind:16}{on:>7}{n:9}{speed:12,.0f}{speed / speeds[0]:10.2f}{accuracy:10.4f}")
-    print(*table, sep="\n")
-    print("The model has Dropout, which draws other masks on each number of replicas: accuracies differ by chance.")
+    print(*table, "Dropout draws others on each number of replicas: accuracies differ by chance.", sep="\n")
     if device == "cpu":
         print("Virtual CPU devices share the same cores: this shows what a strategy costs, not how it scales.")
     if options.plot:
