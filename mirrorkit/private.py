@@ -202,6 +202,13 @@ NEEDS = (
         "gradients are averaged there in a model's own train_step, and its loss is scaled",
     ),
     Names(
+        "a tape",
+        "_watch_accessed_variables",
+        "train/replica_code/keras_calls.py",
+        "test_one_update.py",
+        "a tape that watches no variables by itself",
+    ),
+    Names(
         "tensorflow.GradientTape",
         "__enter__ gradient",
         "train/replica_code/keras_calls.py",

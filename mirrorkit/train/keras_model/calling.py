@@ -75,7 +75,7 @@ class Scope(ValueScope):
 
     def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
         """Note the variable, and let Keras keep its new value; refuse draws that each round of a loop would repeat."""
-        if is_generator(update[0]) and _in_loop(self._graph):
+        if is_generator(update[0]) and in_loop(self._graph):
             raise StepError(
                 f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell). In a step "
                 "each iteration would draw the same numbers. Draw the numbers of all iterations before the loop, or "
@@ -85,7 +85,7 @@ class Scope(ValueScope):
         super().add_update(update)
 
 
-def _in_loop(around: tf.Graph) -> bool:
+def in_loop(around: tf.Graph) -> bool:
     """Return whether the graph that is being traced is, within `around`, the body of a loop."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not around:

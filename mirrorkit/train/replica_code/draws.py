@@ -58,6 +58,7 @@ def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
 
 
 def _seed(scope: ReplicaScope | PureScope, given: Any) -> tf.Tensor:
+    scope.require_no_loop()
     scope.draws += 1
     seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
     own = fold(seed, *tf.unstack(scope.share.draw_numbers()))

@@ -119,7 +119,7 @@ def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
     """Weights that are values are watched as variables are."""
     entered: tf.GradientTape = original(tape)
     scope = this_scope()
-    if isinstance(scope, PureScope):
+    if isinstance(scope, PureScope) and tape._watch_accessed_variables:
         scope.watch(entered)
     return entered
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Nest, Spec
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
@@ -89,6 +92,9 @@ def found_as_function(model: KerasModel, what: str, element_spec: Spec, replicas
         with ran.scope:
             reported = flat_logs(model.get_metrics_result())
         _require_function(model, what, values, ran, graph)
+        if replicas > 1:
+            _require_not_read_again(values, ran)
+    _require_zeros(model)
     require_repeatable(graph)
     if reported.keys() != ran.logs.keys():
         raise NotAFunction(f"it logs {sorted(ran.logs)}, and the metrics are {sorted(reported)}")
@@ -119,15 +125,39 @@ def _require_function(model: KerasModel, what: str, values: Values, ran: Ran, gr
     if any(tf.is_tensor(one) and follows_from(one, values.metrics) for one in [*gradients, *ran.state]):
         raise NotAFunction("it computes with what a metric has counted")
     for variable, old, new in zip(metric_variables(model), values.metrics, ran.metrics, strict=True):
-        if not _adds_to(new, old):
+        if not _adds_to(new, old, values.metrics):
             raise NotAFunction(f"it does more to {variable.path!r} than to add to it")
+    late = set(graph.get_operations()[ran.scope.at_update :]) if applied is not None else set()
+    if any(late & set(weight.consumers()) for weight in values.weights):
+        raise NotAFunction("it uses the value of a weight after the update")
 
 
-def _adds_to(new: tf.Tensor, old: tf.Tensor) -> bool:
-    """Return whether, in a graph, a value is another one and something that does not follow from it, added up."""
+def _adds_to(new: tf.Tensor, old: tf.Tensor, states: Sequence[tf.Tensor]) -> bool:
+    """Return whether, in a graph, a value is another one and something that follows from no state, added up."""
     if new is old:
         return True
     if new.op.type not in _LINEAR:
         return False
-    following = [one for one in new.op.inputs if one is old or follows_from(one, [old])]
-    return len(following) == 1 and _adds_to(following[0], old)
+    following = [one for one in new.op.inputs if follows_from(one, states)]
+    return len(following) == 1 and _adds_to(following[0], old, states)
+
+
+def _require_zeros(model: KerasModel) -> None:
+    """Raise `NotAFunction` where a metric that Keras resets begins an epoch with something else than zeros."""
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    ones = [(variable, tf.ones(variable.shape, variable.dtype)) for variable in variables]
+    with keras.StatelessScope(state_mapping=ones) as scope:
+        keras.Model.reset_metrics(model)
+    for variable, _ in ones:
+        if np.any(scope.get_current_value(variable)):
+            raise NotAFunction(f"its metrics do not begin an epoch with {variable.path!r} at 0")
+
+
+def _require_not_read_again(values: Values, ran: Ran) -> None:
+    """Raise `NotAFunction` where gradients or metrics follow from state that the step has assigned before."""
+    found = [g for g in tf.nest.flatten([ran.gradients, ran.metrics], expand_composites=True) if tf.is_tensor(g)]
+    for variable, value in ran.scope.assigned:
+        is_metric = getattr(variable, "synchronization", None) == "on_read"
+        is_read = [op for op in value.consumers() if op.type != "EnsureShape"] if hasattr(value, "consumers") else []
+        if not is_metric and is_read and any(follows_from(one, [value]) for one in found):
+            raise NotAFunction(f"it computes with {variable.path!r} after it was assigned")

@@ -14,10 +14,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable, Nest
 from mirrorkit.optim import trainable_variables
-from mirrorkit.train.keras_model.calling import Scope
+from mirrorkit.train.keras_model.calling import Scope, in_loop
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.replica_code.scope import Share
-from mirrorkit.variables import path
+from mirrorkit.variables import native, path
 
 
 class NotAFunction(BaseException):
@@ -55,6 +55,8 @@ class PureScope(Scope):
         draws: how many draws were made that have no seed of their own.
         asks: whether a mean is over something else than rows, so that replicas have to ask each other.
         is_scaled: whether the loss scale was asked for.
+        assigned: each variable that was assigned, and the value, in order.
+        at_update: how many operations the graph had when the update was made.
     """
 
     def __init__(
@@ -71,7 +73,12 @@ class PureScope(Scope):
         self.applied: Applied | None = None
         self.draws = 0
         self.asks = self.is_scaled = False
+        self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
+        self.at_update = 0
         self._weights = {id(variable): value for variable, value in weights}
+        # A frozen weight is watched too: Keras leaves TensorFlow's variable trainable.
+        floats = [(native(variable), value) for variable, value in others if value.dtype.is_floating]
+        self._watched = [*self._weights.values(), *(value for one, value in floats if getattr(one, "trainable", False))]
         self._gather = gather
         self._graph = _graph()
 
@@ -86,10 +93,11 @@ class PureScope(Scope):
         if id(update[0]) in self._weights:
             raise NotAFunction(f"it assigns the weight {path(update[0])!r}")
         super().add_update(update)
+        self.assigned.append((update[0], self.state_mapping[id(update[0])]))
 
     def watch(self, tape: tf.GradientTape) -> None:
         """Let a tape record what is done with the weights."""
-        tape.watch(list(self._weights.values()))
+        tape.watch(self._watched)
 
     def sources(self, sources: Nest) -> Nest:
         """Return values in place of Keras's variables, of which a gradient is asked."""
@@ -110,7 +118,10 @@ class PureScope(Scope):
         given = trainable_variables(optimizer) if variables is None else list(variables)
         if other := [path(variable) for variable in given if id(variable) not in self._weights]:
             raise NotAFunction(f"it updates {other[0]!r}, which is not among the model's trainable variables")
+        if len(set(map(id, given))) < len(given):
+            raise NotAFunction("it gives an optimizer a weight twice")
         self.applied = Applied(optimizer, given, list(gradients))
+        self.at_update = 0 if self._graph is None else len(self._graph.get_operations())
 
     def portion(self, own: tf.Tensor) -> tf.Tensor:
         """Return its part, by rows, of a number that is added up over all replicas; see `Share.portion`."""
@@ -124,6 +135,11 @@ class PureScope(Scope):
     def summaries(self) -> None:
         """Refuse to write a summary."""
         raise NotAFunction("it calls tf.summary")
+
+    def require_no_loop(self) -> None:
+        """Refuse to draw where each round would draw the same."""
+        if self._graph is not None and in_loop(self._graph):
+            raise NotAFunction("it draws random numbers within a loop")
 
     def require_outermost(self, what: str) -> None:
         """Refuse what cannot be taken out of a branch or loop."""

@@ -18,6 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.thread_local import ThreadLocal
+from mirrorkit.train.keras_model.calling import in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined
 from mirrorkit.train.keras_model.row_draws import RowDraws
@@ -225,6 +226,14 @@ class ReplicaScope(Assignments):
         """See `Share.portion`; all replicas must come here."""
         self.require_outermost("a mean over what a mask or weights leave is taken")
         return self.share.portion(own)
+
+    def require_no_loop(self) -> None:
+        """Refuse to draw where each round would draw the same."""
+        if self._graph is not None and in_loop(self._graph):
+            raise StepError(
+                "The model's train_step draws random numbers within a loop (tf.while_loop, tf.map_fn), where each "
+                "round would draw the same. Draw those of all rounds before the loop, or let Python unroll it (`for`)."
+            )
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""

@@ -51,16 +51,22 @@ class Reading(NamedTuple):
 
 
 class Clock:
-    """Counts the steps that were made, on the host.
+    """Counts the steps that were made, on the host; its attribute `draws` says whether a step draws random numbers.
 
     Args:
         optimizer: a built Keras optimizer, whose `iterations` count the updates; None for a step that needs no clock.
         skipped: the variable that counts steps without an update, where a loss scale may skip one.
         seeds: variables that no step changes.
+        always: whether a step may draw without them.
     """
 
     def __init__(
-        self, optimizer: KerasOptimizer | None = None, skipped: Variable | None = None, seeds: Sequence[Variable] = ()
+        self,
+        optimizer: KerasOptimizer | None = None,
+        skipped: Variable | None = None,
+        seeds: Sequence[Variable] = (),
+        *,
+        always: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._given = None if optimizer is None else schedule_of(optimizer)
@@ -72,6 +78,7 @@ class Clock:
         if self._given is not None and skipped is None and self._counts_steps:
             self._schedule = TraceOnce(self._given, reads=True)  # which refuses a schedule with a state
         self._seeds = list(seeds)
+        self.draws = bool(seeds) or always
         self._now: Reading | None = None
         # The learning rate of this step, by the optimizer's schedule; None where the optimizer computes it.
         self.rate: tf.Tensor | None = None
@@ -122,14 +129,9 @@ class Clock:
         """Return a reading for which no device is asked: no step, and no seed is known."""
         return Reading(tf.constant(0, tf.int64), {})
 
-    @property
-    def draws(self) -> bool:
-        """Whether the step has seeds."""
-        return bool(self._seeds)
-
     def now(self) -> Reading:
         """Return the steps before this one, and the seeds; a step that draws no random numbers needs neither."""
-        if not self._seeds:
+        if not self.draws:
             return self.nowhere()
         return self.read() if self._now is None else self._now
 

@@ -98,7 +98,7 @@ class Supervised:
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
         self.checked: set[str] = set()  # before which kind of pass a batch was checked
-        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds)
+        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds, always=own is not None)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
         self._devices = variants.make_devices(options, strategy, self._changing)

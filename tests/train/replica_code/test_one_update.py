@@ -270,7 +270,72 @@ class Summarizes(Base):
         return loss
 
 
+class LooksAtAnotherMetric(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = keras.metrics.Mean(name="late")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.late]
+
+    def update(self, tape: Any, loss: Any) -> Any:
+        is_warm = tf.cast(self.tracker.count.value >= 2.0, tf.float32)
+        logs = super().update(tape, loss)
+        self.late.update_state([loss], sample_weight=[is_warm])
+        return logs | {"late": self.late.result()}
+
+
+class Smoothed(keras.metrics.Mean):  # type: ignore[misc]
+    def reset_state(self) -> None:
+        super().reset_state()
+        self.count.assign(1.0)
+
+
+class BeginsAtOne(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = Smoothed(name="loss")
+
+
+class UpdatesAWeightTwice(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        gradients, weights = tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        self.optimizer.apply(gradients * 2, weights * 2)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class KeepsAValue(Base):
+    def update(self, tape: Any, loss: Any) -> Any:
+        value = self.kernel.value
+        logs = super().update(tape, loss)
+        self.tracker.update_state(tf.norm(value))
+        return logs
+
+
+class DrawsInALoop(Base):
+    def before(self, loss: Any) -> Any:
+        return loss + tf.reduce_mean(tf.map_fn(lambda _: tf.random.normal([]), tf.zeros([3])))
+
+
+class Centers(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.center = self.add_weight(shape=(), initializer="zeros", trainable=False, name="center")
+
+    def before(self, loss: Any) -> Any:
+        self.center.assign(0.5 * self.center + 0.5 * tf.stop_gradient(loss))
+        return loss * (1 + self.center)
+
+
 REASONS = {
+    LooksAtAnotherMetric: "it does more to 'late/.*' than to add to it",
+    BeginsAtOne: "its metrics do not begin an epoch with 'loss/count' at 0",
+    UpdatesAWeightTwice: "it gives an optimizer a weight twice",
+    KeepsAValue: "it uses the value of a weight after the update",
+    DrawsInALoop: "it draws random numbers within a loop",
+    Centers: "it computes with '.*center' after it was assigned",
     Assigns: "it assigns the weight '.*kernel'",
     ReadsACount: "it computes with what a metric has counted",
     TakesTheLargest: "it does more to 'loss/total' than to add to it",
@@ -323,3 +388,70 @@ def test_a_prediction_before_the_training_decides_nothing(strategy_of: Any) -> N
     assert type(loop.step.for_loop(strategy)) is Supervised
     loop.predict(x)
     assert type(loop.step.for_loop(strategy)) is Supervised
+
+
+class Draws(Base):
+    """Logs what it draws; nothing of it has a seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = keras.metrics.Mean(name="drawn")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.drawn]
+
+    def update(self, tape: Any, loss: Any) -> Any:
+        logs = super().update(tape, loss)
+        self.drawn.update_state(tf.random.normal([1]))
+        return logs | {"drawn": self.drawn.result()}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_step_draws_other_numbers(strategy_of: Any, replicas: int) -> None:
+    strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
+    with strategy.scope():
+        model = Draws()
+        model.compile(keras.optimizers.SGD(0.1))
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked="rows"))
+    drawn = loop.fit(_dataset(16), epochs=5, verbose=0).history["drawn"]  # an epoch has one step
+    assert type(loop.step.for_loop(strategy)) is Supervised
+    assert len(set(drawn)) == 5
+
+
+class Watches(Base):
+    """Asks for gradients by a frozen weight, and of a tape that watches what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = own_models.dense(6, 4, 3)
+        self.net.layers[0].trainable = False
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([self.net.layers[1].kernel.value])
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_mean((self.net(x) - y) ** 2)
+            slope = inner.gradient(loss, self.net.layers[0].kernel, unconnected_gradients="zero")
+            loss += tf.reduce_sum(slope)
+        return self.minimize(tape, loss)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_tapes_watch_what_they_watch_in_keras(strategy_of: Any) -> None:
+    def made() -> Any:
+        keras.utils.set_random_seed(0)
+        model = Watches()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    expected, strategy = made(), strategy_of("one_device", 1)
+    expected.fit(_dataset(), verbose=0)
+    with strategy.scope():
+        model = made()
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    loop.fit(_dataset(), verbose=0)
+    assert type(loop.step.for_loop(strategy)) is Supervised
+    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        assert largest(one, other) < 1e-6
