@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
+from mirrorkit.strategy import num_workers
 from mirrorkit.train.first_batch.keras_updates import update_faults
 from mirrorkit.train.first_batch.rows import Computed, InParts
-from mirrorkit.train.first_batch.same_results import require_same_results
+from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
 from mirrorkit.train.first_batch.shards import FIRST, combined_state, small
 from mirrorkit.train.first_batch.shares import CURE, SETS, Ran, cannot_run, differing
@@ -41,12 +42,18 @@ def compare_own(step: Supervised, batch: Batch, what: Pass) -> bool:
     for found in () if optimizer is None else update_faults(optimizer):
         raise StepError(f"{name} does not do what Keras's fit does: {found}")
     shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
-    if shards == 1 or "rows" in unchecked:
+    if shards == 1:
         return True
-    there = int(tf.nest.flatten(batch)[0].shape[0])
+    if num_workers(step.strategy) > 1:  # of which each may have rows of its own: all are to come to one verdict
+        batch = rows_of_chief(step.strategy, batch, SETS * SEEN)
+    there = 0 if batch is None else int(tf.nest.flatten(batch)[0].shape[0])
     size = min(there, SEEN)
     if size < 2:
         return False
+    if "train" not in step.checked:
+        require_same_results(step, batch, training=what == "train")
+    if "rows" in unchecked:
+        return True
     for number in range(min(SETS, there // size)):
         rows = np.arange(number * size, (number + 1) * size)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
@@ -58,8 +65,6 @@ def compare_own(step: Supervised, batch: Batch, what: Pass) -> bool:
                 raise cannot_run(name, size, error, functools.partial(_both, step, batch, what, parts=1)) from error
         for text in differing(step.model, whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: {text} {CURE}")
-    if "train" not in step.checked:
-        require_same_results(step, batch, training=what == "train")
     return True
 
 

@@ -122,7 +122,7 @@ def cannot_run(name: str, rows: int, error: BaseException, on_whole_batch: Calla
     try:
         on_whole_batch()
         cure = ANY_ROWS
-    except Exception:  # as before
+    except Exception:  # whatever a user's step may raise
         cure = "The whole first batch fails, too."
     return StepError(f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {cure}")
 
@@ -168,7 +168,7 @@ def _run(
             own = [variable for variable in step.variables if id(variable) not in step.updated]
             values = {path(variable): copies(variable)[0].numpy() for variable in own}
             logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))
-        ran.append(Ran([[value.numpy() for value in of_one] for of_one in gradients], values, logs))
+        ran.append(Ran(tf.nest.map_structure(np.asarray, gradients), values, logs))
     return ran
 
 

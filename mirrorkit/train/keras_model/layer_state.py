@@ -62,7 +62,7 @@ class LayerState:
         """Refuse a pass, in a graph, that computes an integer or a flag from rows, of which a replica has its own."""
         for variable, stays, before, after in zip(self.variables, self._stays, old, new, strict=True):
             is_counter = not (stays or after is before or after.dtype.is_floating)
-            if is_counter and follows_from(after, rows):
+            if is_counter and some_follow([after], rows):
                 raise StepError(
                     f"The state {variable.path!r} of a layer is an integer or a bool that depends on the rows, such as "
                     "a count of them or whether one was seen. Replicas' values of it cannot be combined, only those "
@@ -97,10 +97,10 @@ class LayerState:
         return [combined(old, next(rest), examples) if has else None for old, has in zip(state, changes, strict=True)]
 
 
-def follows_from(value: tf.Tensor, data: Nest) -> bool:
-    """Return whether a tensor of the graph that is traced depends on others, which may be of a graph around it."""
+def some_follow(values: Sequence[tf.Tensor], data: Nest) -> bool:
+    """Return whether tensors of the graph that is traced depend on others, which may be of a graph around it."""
     begin = {tf.identity(one).op.inputs[0].op for one in tf.nest.flatten(data, expand_composites=True)}
-    found, left = set(), [value.op]
+    found, left = set(), [value.op for value in values]  # one walk for all: a large model has many operations
     while left:
         op = left.pop()
         if op not in found:

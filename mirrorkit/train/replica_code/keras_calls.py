@@ -147,19 +147,16 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
         changing = [*own_variables, *optimizer.variables]
         key = (id(optimizer), *(id(variable) for _, variable in pairs))
         if key not in scope.updates:
-            warn_of_missing(grads, given)
+            if missing := [path(variable) for g, variable in zip(grads, given, strict=True) if g is None]:
+                warnings.warn(  # as Keras's `apply` does
+                    f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
+                )
             scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
         own = [scope.own(variable) for variable in changing]
         new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
         for variable, value in zip(own, new, strict=True):
             if value is not None:
                 variable.assign(value)
-
-
-def warn_of_missing(gradients: Sequence[Any], variables: Sequence[KerasVariable]) -> None:
-    """Name variables without a gradient, as Keras's `apply` does."""
-    if missing := [path(variable) for g, variable in zip(gradients, variables, strict=True) if g is None]:
-        warnings.warn(f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2)
 
 
 def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:

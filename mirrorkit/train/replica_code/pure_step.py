@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ class Ran(NamedTuple):
 def metric_variables(model: KerasModel) -> list[KerasVariable]:
     """Return those of the metrics that Keras resets and reads: the model's, also where it hides those of `compile`."""
     metrics = [*keras.Model.metrics.fget(model), *model.metrics]
-    return list({id(v): v for metric in metrics for v in metric.variables}.values())
+    variables = itertools.chain(*(metric.variables for metric in metrics))
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def run_pure(

@@ -329,7 +329,31 @@ class Centers(Base):
         return loss * (1 + self.center)
 
 
+class KeepsACodeBook(Base):
+    """What is read again goes into other state alone: a quotient of two averages is no average of quotients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums, self.counts, self.book = (
+            self.add_weight(shape=(), initializer="ones", trainable=False, name=name)
+            for name in ("sums", "counts", "book")
+        )
+
+    def before(self, loss: Any) -> Any:
+        self.sums.assign(0.9 * self.sums + 0.1 * tf.stop_gradient(loss))
+        self.counts.assign(0.9 * self.counts + 0.1 * tf.stop_gradient(loss) ** 2)
+        self.book.assign(self.sums / self.counts)
+        return loss
+
+
+class KeepsCounting(Base):
+    def reset_metrics(self) -> None:
+        pass
+
+
 REASONS = {
+    KeepsACodeBook: "it computes with '.*sums' after it was assigned",
+    KeepsCounting: "its metrics do not begin an epoch with 'loss/total' at 0",
     LooksAtAnotherMetric: "it does more to 'late/.*' than to add to it",
     BeginsAtOne: "its metrics do not begin an epoch with 'loss/count' at 0",
     UpdatesAWeightTwice: "it gives an optimizer a weight twice",
