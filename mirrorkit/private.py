@@ -87,7 +87,7 @@ IMPROVEMENTS = (
     Names(
         "keras.metrics.MeanSquaredError.__init__",
         "_direction",
-        "train/totals/metrics.py",
+        "train/totals/totals.py",
         "test_private_names.py",
         "whether a metric is to rise or to fall",
         "a callback that monitors a metric needs its mode",
@@ -146,7 +146,7 @@ NEEDS = (
     Names(
         "keras.src.backend.common.masking",
         "get_keras_mask set_keras_mask",
-        "train/totals/losses.py, train/first_batch/sampled_rows.py, parallel/recompute.py",
+        "train/totals/losses.py, train/first_batch/functions.py, parallel/recompute.py",
         "test_private_names.py",
         "masks of outputs in a loss, and of a block's inputs",
     ),
@@ -242,6 +242,13 @@ NEEDS = (
         "train/replica_code/exact_means.py",
         "test_one_update.py",
         "Keras divides there by what a mask or weights leave, in a replica's own rows",
+    ),
+    Names(
+        "keras.losses.Loss",
+        "__call__",
+        "train/totals/losses.py",
+        "test_shapes.py",
+        "which losses are called with which shapes, before the first step",
     ),
     Names(
         "keras.src.random.seed_generator",

@@ -119,7 +119,10 @@ def evaluate(
     )
     if return_dict:
         return logs
-    values = list(logs.values())
+    losses = [name for name in logs if name == "loss" or name.endswith("_loss")]
+    others = [name for name in logs if name not in losses]
+    # Keras's order: of several outputs the losses, and then the metrics by name.
+    values = [logs[name] for name in [*losses, *(sorted(others) if len(losses) > 1 else others)]]
     return values if len(values) > 1 else values[0]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,14 +77,42 @@ def strategy_for(place: str) -> tf.distribute.Strategy:
 
 
 def run(entry: Entry, strategy: tf.distribute.Strategy) -> Found:
-    """Train the port; an error becomes what it says."""
+    """Train the port; an error becomes what it says, and so does another way than that of the entry."""
+    ways = _Ways()
     try:
-        with small_tables() if entry.large_tables else contextlib.nullcontext():
-            return _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
+        with ways.noted(), small_tables() if entry.large_tables else contextlib.nullcontext():
+            found = _outcome(entry, lambda rows: entry.port(strategy, *rows), entry.data(), strategy)
+        return found if bool(ways.told) == entry.with_variables else f"its step runs another way: {ways.told}"
     except MirrorkitError as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}, which is not mirrorkit's: {error}"
+
+
+class _Ways(logging.Handler):
+    """Notes why steps run with variables of each replica."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is about a way."""
+        if "with variables of its own" in record.getMessage():
+            self.told.append(record.getMessage())
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Listen within the block."""
+        logger = logging.getLogger("mirrorkit")
+        level = logger.level
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(self)
 
 
 class References:

@@ -59,6 +59,7 @@ class Entry:
         without: parts of the names of variables whose true gradient is zero, so that rounding alone moves them.
         policy: Keras's dtype policy.
         large_tables: its Embeddings are trained as if they were large.
+        with_variables: its step is no function of values, so that each replica runs it with variables of its own.
         open: what is not right yet, and why; such a row is bold, and no failure.
         orders: how many other orders of the examples make the control, where the net amplifies rounding.
     """
@@ -74,6 +75,7 @@ class Entry:
     without: Sequence[str] = ()
     policy: str = "float32"
     large_tables: bool = False
+    with_variables: bool = False
     orders: int = 1
     open: str = ""
 
@@ -104,39 +106,6 @@ class Entry:
         return marks.count("+"), marks.count("-")
 
 
-class EachBatch(keras.callbacks.Callback):
-    """Keras logs the mean of the batches so far; this gives the mean of an epoch with other weights of the batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.train: list[list[dict[str, float]]] = []  # the logs after each batch of each epoch
-        self.test: list[list[dict[str, float]]] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.train.append([])
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self.test.append([])
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.train[-1].append(dict(logs))
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.test[-1].append(dict(logs))
-
-    @staticmethod
-    def means(name: str, epochs: Sequence[Sequence[Mapping[str, float]]], counts: np.ndarray) -> list[float]:
-        """The mean of each epoch; `counts` [N] says how much each example counts."""
-        means = []
-        in_batch = [counts[first : first + BATCH] for first in range(0, len(counts), BATCH)]
-        kept = np.array([len(part) if name == "loss" else 1 for part in in_batch])  # Keras's own weights
-        for epoch in epochs:
-            sums = np.array([logs[name] for logs in epoch]) * np.cumsum(kept)
-            values = np.diff(sums, prepend=0) / kept
-            means.append(float(np.average(values, weights=[part.sum() for part in in_batch])))
-        return means
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fit(Entry):
     """`compile` and `fit`; the parts are called once for each script, in the strategy's scope."""
@@ -150,27 +119,9 @@ class Fit(Entry):
     callbacks: Callable[[], list[Any]] = list
     # what makes Keras the right reference, where docs/differences.md says that it is not:
     fitting: Callable[[Any], Any] = lambda optimizer: optimizer  # the optimizer
-    counted: Mapping[str, Callable[[Rows], Any]] = field(default_factory=dict)  # logs, and how much each example counts
-    total: Sequence[str] = ()  # of which logs the loss is the sum
 
     def keras(self, train: Rows, test: Rows) -> Trained:
-        seen = EachBatch()
-        done = in_keras(
-            dataclasses.replace(
-                self,
-                optimizer=lambda: self.fitting(self.optimizer()),
-                callbacks=lambda: [*self.callbacks(), *([seen] if self.counted else [])],
-            ),
-            train,
-            test,
-        )
-        history = dict(done.history)
-        for name, counts in self.counted.items():
-            history[name] = seen.means(name, seen.train, counts(train))
-            history[f"val_{name}"] = seen.means(name, seen.test, counts(test))
-        for prefix in ("", "val_") if self.total else ():
-            history[f"{prefix}loss"] = np.sum([history[prefix + name] for name in self.total], axis=0)
-        return done._replace(history=history)
+        return in_keras(dataclasses.replace(self, optimizer=lambda: self.fitting(self.optimizer())), train, test)
 
     def port(self, strategy: tf.distribute.Strategy, train: Rows, test: Rows) -> Trained:
         return ported(self, strategy, train, test)

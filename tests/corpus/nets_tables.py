@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, each, logits, net, split
+from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, logits, net, split
 from nets_dense import classes, regression
-from nets_sequences import MASKED, SUMMED, summed_rows, texts
+from nets_sequences import SUMMED, summed_rows, texts
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -202,7 +202,6 @@ def recommender(name: str) -> Fit:
     )
 
 
-_heads = "`fit`; the loss of one output in the logs as a mean over the examples ([why](differences.md))"
 ENTRIES = [
     Fit(
         name="prices: Normalization, CategoryEncoding, inputs by name",
@@ -237,22 +236,16 @@ ENTRIES = [
         loss=lambda: {"size": keras.losses.Huber(), "sign": logits()},
         metrics=lambda: {"sign": ["accuracy"]},
         compiled={"loss_weights": {"size": 1.0, "sign": 0.3}},
-        counted=each("size_loss", "sign_loss"),
-        reference=_heads,
     ),
     Fit(
         name="nested outputs, a loss for all",
         data=split(nested_targets),
         model=nested_heads,
-        counted=each("heads/size_loss", "heads/half_loss", "sum_loss"),
-        reference=_heads,
     ),
     Fit(
         name="a tuple of outputs, a loss for all",
         data=split(tuple_targets),
         model=tuple_heads,
-        counted=each("a_loss", "b_loss"),
-        reference=_heads,
     ),
     Fit(
         name="a masked output beside another",
@@ -260,9 +253,6 @@ ENTRIES = [
         model=two_readings,
         optimizer=lambda: _o.SGD(0.3),
         loss=lambda: {"tag": logits(), "text": logits()},
-        counted={**each("text_loss"), "tag_loss": lambda rows: (rows[0] > 0).sum(1)},
-        total=("tag_loss", "text_loss"),
-        reference=MASKED,
     ),
     Fit(
         name="sample weights",

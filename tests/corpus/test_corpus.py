@@ -50,7 +50,7 @@ def test_a_sample_of_the_nets_on_replicas_and_workers() -> None:
 
 
 def test_what_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    trains, refused = ENTRIES["linear regression"], ENTRIES["SpectralNormalization"]
+    trains, refused = ENTRIES["linear regression"], ENTRIES["stateful LSTM"]
     right = {"weights/0": np.ones((1, 2))}
     monkeypatch.setattr(corpus, "_outcome", lambda *arguments: {"weights/0": np.ones(2)})
     assert not References(trains).cell(ONE, right).is_red
@@ -79,7 +79,7 @@ def test_a_port_that_takes_half_a_step_is_red(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    good, bad = "linear regression", "SpectralNormalization"
+    good, bad = "linear regression", "stateful LSTM"
     rows = {
         good: {place: Cell(1e-7, 2e-7) for place in PLACES},
         bad: {**{place: Cell(refusal="StepError: a | b") for place in (ONE, TWO)}, WORKERS: Cell(0.5, 1e-7)},
@@ -97,7 +97,7 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     line = f"| linear regression | `Step.from_compiled` | {changed} | Keras | {cell} | {cell} | {cell} |"
     assert line in text
     assert "| refused | refused | **5.0e-01 (1.0e-07)** |" in text
-    assert "- **SpectralNormalization**: StepError: a | b\n" in text
+    assert "- **stateful LSTM**: StepError: a | b\n" in text
 
     rows[bad] = {place: Cell(refusal="StepError: c") for place in PLACES}
     monkeypatch.setattr("sys.argv", ["corpus_table.py", "--write", str(page), "--only", bad])
@@ -105,8 +105,8 @@ def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monk
     again = page.read_text()
     assert line in again
     assert "a | b" not in again
-    assert "- **SpectralNormalization**: StepError: c\n" in again
-    assert again.count("SpectralNormalization") == text.count("SpectralNormalization")
+    assert "- **stateful LSTM**: StepError: c\n" in again
+    assert again.count("stateful LSTM") == text.count("stateful LSTM")
 
 
 def test_an_open_row_that_is_right_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,13 @@ class _Training:
         totals: dict[str, float] = {}
         for first in range(0, len(batches), together):
             parts = [part for batch in batches[first : first + together] for part in self._cut(batch)]
-            for name, value in self._update(parts).items():
+            sums = self._update(parts)
+            # As in Keras, the loss of one output is a mean of the batches' means.
+            means = {name: value / sums["examples"] for name, value in sums.items() if name.endswith("_loss")}
+            for name, value in {**sums, **means, "updates": 1}.items():
                 totals[name] = totals.get(name, 0.0) + value
-        logs = {name: value / totals["examples"] for name, value in totals.items() if name != "examples"}
+        counts = {name: totals["updates" if name.endswith("_loss") else "examples"] for name in totals}
+        logs = {name: value / counts[name] for name, value in totals.items() if name not in ("examples", "updates")}
         for output, metric, _ in self.metrics:
             logs["_".join(filter(None, (output, metric.name)))] = float(metric.result())
             metric.reset_state()
@@ -109,8 +113,10 @@ class _Training:
                 continue
             own = [_fold(v, value, turn, number) for v, value in zip(self.state, before, strict=True)]
             _write(self.state, own)
-            # float16 sees the mean over the whole batch, times the scale; a shard's is that of an equal share
-            divisor = count * self.shards * self.case.options.get("accumulate", 1) if self.scaled else 1
+            # As in Keras, 16 bits see a part of the mean over the whole batch, times the scale.
+            first = number - number % self.shards
+            divisor = sum(len(tf.nest.flatten(one)[0]) for one in parts[first : first + self.shards])
+            divisor *= self.case.options.get("accumulate", 1) if self.scaled else 1
             scale = np.float32(self.scale) / np.float32(divisor)
             found = self.compute(tf.nest.map_structure(tf.constant, part), tf.constant(scale))
             counts.append(count)

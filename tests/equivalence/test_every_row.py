@@ -27,6 +27,7 @@ from mirrorkit.train.step import devices, functions, options, replicated_optimiz
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.compiled_model import CompiledModel
 from mirrorkit.train.step.empty_shares import Copies, Separate
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.supervised import Supervised
@@ -71,15 +72,13 @@ def _after_functional_apply(change: Callable[..., Any]) -> Patch:
 
 
 def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
-    means = tf.nest.map_structure(lambda value: value / tf.maximum(sums["totals"][totals.EXAMPLES], 1e-6), sums)
-    losses, metrics = tf.split(means["totals"], [_before_metrics(step), -1])
-    ones = [totals.EXAMPLES, *range(totals.FIXED + 1, _before_metrics(step), 2)]  # what is divided by
-    losses = tf.tensor_scatter_nd_update(losses, [[i] for i in ones], [1.0] * len(ones))
-    return {**means, "totals": tf.concat([losses, metrics], 0)}
-
-
-def _before_metrics(step: Any) -> int:
-    return totals.FIXED + 2 * len(step.functions.totals.losses.members)
+    held, divisors = sums["totals"], {"gradients": totals.DIVISOR, "state": totals.EXAMPLES, "totals": totals.EXAMPLES}
+    means = {
+        name: tf.nest.map_structure(lambda value, by=held[by]: value / tf.maximum(by, 1e-6), sums[name])
+        for name, by in divisors.items()
+    }
+    ones = [[totals.EXAMPLES], [totals.DIVISOR]]
+    return {**means, "totals": tf.tensor_scatter_nd_update(means["totals"], ones, [1.0, 1.0])}
 
 
 def _clipped_before(option: str) -> Patch:
@@ -89,7 +88,7 @@ def _clipped_before(option: str) -> Patch:
     clip_now = options.Clip.__call__
 
     def clipped(step: Any, sums: Any, replica: int) -> Any:
-        count = sums["totals"][totals.EXAMPLES]
+        count = sums["totals"][totals.DIVISOR]
         return {**sums, "gradients": [g * count for g in clip_now(clip, [g / count for g in sums["gradients"]])]}
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +109,8 @@ def _first_replicas_state(step: Any, sums: Any, replica: int) -> Any:
 
 
 def _first_replicas_metrics(step: Any, sums: Any, replica: int) -> Any:
-    totals, first = sums["totals"], _before_metrics(step)
-    return {**sums, "totals": tf.concat([totals[:first], totals[first:] * (1.0 if replica == 0 else 0.0)], 0)}
+    held, first = sums["totals"], totals.FIXED + 2  # behind the sum and the count of the loss
+    return {**sums, "totals": tf.concat([held[:first], held[first:] * (1.0 if replica == 0 else 0.0)], 0)}
 
 
 def _last_row_wins(gradient: Any, shape: Any) -> tf.Tensor:
@@ -136,14 +135,6 @@ def _of_first_device(reduced: Any, sums: Any, devices: Any, **options: Any) -> A
     names = tf.nest.flatten(devices)
     both = zip(tf.nest.flatten(reduced(sums, devices, **options)), tf.nest.flatten(sums), names, strict=True)
     return tf.nest.pack_sequence_as(sums, [whole if name == min(names) else own for whole, own, name in both])
-
-
-def _losses_on_each(call_model: Any) -> Any:
-    def call(*args: Any, **options: Any) -> Any:
-        y_pred, state, losses = call_model(*args, **options)
-        return y_pred, state, [2 * loss for loss in losses]  # as if each of two replicas added them
-
-    return call
 
 
 def _run_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +198,12 @@ _OFF = [
     _Off(
         "weights of examples",
         ("sample weights", "class weights"),
-        _replaced(functions, "match", lambda match: lambda names, y, y_pred, weight: match(names, y, y_pred, None)),
+        _replaced(options.Options, "data", lambda data: lambda of, parts: data(of, parts[:2])),
     ),
     _Off(
         "model.losses count once",
         ("model.losses (L2)",),
-        _replaced(functions, "call_model", _losses_on_each),
+        _replaced(CompiledModel, "losses", lambda of: property(lambda model: [2 * loss for loss in of.fget(model)])),
     ),
     _Off("rows of one word add up", ("Embedding",), _replaced(functions, "dense", lambda _: _last_row_wins)),
     _Off(
@@ -329,7 +320,7 @@ def test_every_mechanism_is_where_it_is_switched_off(off: _Off, monkeypatch: pyt
 def test_red(off: _Off, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(CASES[row].needs)
     off.patch(monkeypatch)
-    monkeypatch.setattr(check, "compare_with_keras", lambda *args, **options: None)  # it would see some of them first
+    monkeypatch.setattr(check, "compare_parts", lambda *args: True)  # it would see some of them first
     try:
         ((_, cell),) = table.cells(CASES[row], [off.where], table.train_here, _references(row))
     except NonFiniteLossError:

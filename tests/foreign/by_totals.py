@@ -1,16 +1,15 @@
 """A plugin of pytest: a Keras metric's state is summed over the shares of replicas, as the totals of a step are.
 
-Each `update_state` of targets and outputs is cut into the rows of three replicas. `Metrics` computes what each adds to
-the state, the sums are added up, and the result is that of the sums.
+Each `update_state` of targets and outputs is cut into the rows of three replicas. What each adds to an empty state is
+added up, and the result is that of the sums.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import recorder
@@ -19,22 +18,25 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.data import bounds
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.outputs import Output
-from mirrorkit.train.totals.metrics import Metrics
 
 REPLICAS = 3
 OUTPUT = ("y_true", "y_pred", "sample_weight")
 EXACT = 2**24  # whole numbers beyond are rounded in float32
 
-_resolved: weakref.WeakKeyDictionary[Any, Metrics] = weakref.WeakKeyDictionary()
+
+class Rows(NamedTuple):
+    """Targets, outputs and weights."""
+
+    y: Any
+    y_pred: Any
+    weight: Any
 
 
 def pytest_collection_finish() -> None:
     """Replace the methods of every metric, of the tests' own too."""
     for cls in set(_subclasses(keras.metrics.Metric)):
-        for name, replacement in (("update_state", _update_state), ("result", _result)):
-            if name in vars(cls):
-                setattr(cls, name, replacement(vars(cls)[name]))
+        if "update_state" in vars(cls):
+            cls.update_state = _update_state(vars(cls)["update_state"])
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -67,7 +69,7 @@ def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any
     if list(signature.parameters)[1:4] != list(OUTPUT):
         return "its metric takes values, not targets and outputs; a step does not support such metrics"
     given = signature.bind(metric, *args, **kwargs).arguments
-    output = Output(None, *(_tensor(given.get(name)) for name in OUTPUT))
+    output = Rows(*(_tensor(given.get(name)) for name in OUTPUT))
     if not (output.y.shape.rank and output.y_pred.shape.rank):
         return "its targets or outputs are a scalar, without rows"
     if output.y_pred.shape.rank == 1 and getattr(metric, "top_k", None):
@@ -87,26 +89,25 @@ def _tensor(value: Any) -> tf.Tensor | None:
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _add(metric: Any, output: Output) -> None:
-    """Add to the state of a metric what the rows of all replicas add."""
-    before = [(variable, tf.convert_to_tensor(variable)) for variable in metric.variables]
-    metrics = _resolved[metric] = Metrics(None, [metric], [output])  # tries the metric, and leaves it empty
-    for variable, value in before:
-        variable.assign(value)
-    sums = _flat(metric)
+def _add(metric: Any, output: Rows) -> None:
+    """Add to the state of a metric what the rows of all replicas add to an empty one."""
+    before = [tf.convert_to_tensor(variable) for variable in metric.variables]
+    metric.reset_state()
+    empty = [tf.convert_to_tensor(variable) for variable in metric.variables]
+    if any(np.any(value) for value in empty):
+        raise StepError("its state does not begin with zeros")
     for replica in range(REPLICAS):
         if share := _share(output, replica):
-            sums += tf.concat(metrics.sums([share]), 0)
-    sizes = [tf.size(variable) for variable in metric.variables]
-    for variable, value in zip(metric.variables, tf.split(sums, sizes), strict=True):
-        variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+            y, y_pred, weight = share
+            added = metric.stateless_update_state(empty, y, y_pred, sample_weight=weight)
+            before = [
+                one + tf.cast(tf.cast(other, tf.float32), one.dtype) for one, other in zip(before, added, strict=True)
+            ]
+    for variable, value in zip(metric.variables, before, strict=True):
+        variable.assign(value)
 
 
-def _flat(metric: Any) -> tf.Tensor:
-    return tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in metric.variables], 0)
-
-
-def _share(output: Output, replica: int) -> Output | None:
+def _share(output: Rows, replica: int) -> Rows | None:
     """Return the rows of a replica; None where it has none, and adds zeros."""
     first, end = bounds(len(output.y_pred), replica, REPLICAS)
 
@@ -114,16 +115,4 @@ def _share(output: Output, replica: int) -> Output | None:
         is_by_row = value is not None and value.shape.rank and len(value) == len(output.y_pred)
         return value[first:end] if is_by_row else value  # weights that are one for all rows
 
-    return Output(None, *map(rows, output[1:])) if first < end else None
-
-
-def _result(original: Any) -> Any:
-    @functools.wraps(original)
-    def result(self: Any) -> Any:
-        if recorder.is_inside() or self not in _resolved or not tf.executing_eagerly():
-            return original(self)
-        with recorder.inside():
-            results = _resolved[self].results(_flat(self))
-        return results.get(self.name, results)
-
-    return result
+    return Rows(*map(rows, output)) if first < end else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from mirrorkit._keras import keras
 from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.step import clock
-from mirrorkit.train.totals import metrics
 
 
 def _report(make_step: Any, data: Any, devices: str = "gpu") -> Any:
@@ -162,7 +160,6 @@ def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_operations, "_within", ThreadLocal(names=(), totals=None))  # the wrappers look elsewhere
-    monkeypatch.setattr(metrics, "without_waits", lambda of_metric: nullcontext())
     train = _report(_net(), _batches())["train"]
     (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
     assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"

@@ -11,20 +11,6 @@ from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.first_batch import check
-
-
-@pytest.fixture
-def keras_judges_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the comparison with Keras: test_keras_results.py, the corpus and the table of equivalence have it."""
-    monkeypatch.setattr(check, "compare_with_keras", lambda *args, **options: None)
-
-
-@pytest.fixture(autouse=True)
-def _fast_tests_without_the_judge(request: pytest.FixtureRequest) -> None:
-    """Save each fit of the fast tests a tenth of a second; in first_batch, modules say whether they need it."""
-    if request.path.parent.name != "first_batch" and request.node.get_closest_marker("slow") is None:
-        request.getfixturevalue("keras_judges_elsewhere")
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from mirrorkit._keras import keras
 from mirrorkit.train.first_batch import own_draws
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.keras_model.layer_state import is_generator, is_seed, layers_of
-from mirrorkit.train.keras_model.outputs import Output
 from mirrorkit.train.reduce import tracing
 from mirrorkit.train.totals.losses import mask_of
-from mirrorkit.train.totals.metrics import Metrics
+from mirrorkit.train.totals.totals import Totals
 
 L = keras.layers
 
@@ -54,12 +53,10 @@ def test_a_mask_is_an_attribute_of_the_tensor() -> None:
 
 
 def test_whether_a_metric_is_to_rise_or_fall() -> None:
-    output = Output(None, tf.zeros([4, 1]), tf.zeros([4, 1]), None)
-    assert Metrics(["accuracy", "mae", keras.metrics.AUC(name="area")], None, [output]).modes == {
-        "accuracy": "max",
-        "mae": "min",
-        "area": "max",
-    }
+    model = sequential((4,), L.Dense(1))
+    model.compile(loss="mse", metrics=["accuracy", "mae", keras.metrics.AUC(name="area")])
+    model.evaluate(np.zeros([4, 4]), np.zeros([4, 1]), verbose=0)
+    assert Totals(model).modes == {"loss": "min", "accuracy": "max", "mae": "min", "area": "max"}
 
 
 def test_a_compiled_model_keeps_what_it_was_given() -> None:

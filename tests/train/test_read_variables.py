@@ -133,7 +133,7 @@ def test_a_loss_that_writes_a_variable_is_refused(strategy_of: Any) -> None:
         calls.assign_add(1.0)
         return factor * mean_square(y, y_pred)
 
-    with pytest.raises(StepError, match="not among its own: calls"):
+    with pytest.raises(StepError, match=r"not among its own: a variable that it writes"):
         line(strategy, loss=loss, unchecked=("loss",)).fit(data(), verbose=0)
 
 
@@ -149,14 +149,10 @@ def test_a_program_of_xlas_for_several_replicas_reads_none(strategy_of: Any) -> 
 def test_numbers_that_are_read_once_are_no_variables(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():
-        weight, number = tf.Variable(2.0, name="weight"), keras.Variable(2.0, name="number")
-    with pytest.raises(StepError, match=r"loss_weights .*the variable 'weight"):
-        line(strategy, loss_weights=weight).fit(data(), verbose=0)
+        number = keras.Variable(2.0, name="number")
     loop = line(strategy)
     with pytest.raises(StepError, match=r"class_weight .*the variable 'number"):
         loop.fit(data(), verbose=0, class_weight={0: number})
     for wrong in (float("nan"), "a"):
-        with pytest.raises(StepError, match="loss_weights takes finite"):
-            line(strategy, loss_weights=wrong).fit(data(), verbose=0)
         with pytest.raises(StepError, match="class_weight takes finite"):
             loop.fit(data(), verbose=0, class_weight={0: wrong})

@@ -53,7 +53,6 @@ def fit_both(
     where: tuple[str, int] = ("mirrored", 2),
     optimizer: Any = lambda: keras.optimizers.SGD(0.1),
     fit: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
     rtol: float = 2e-5,
     atol: float = 0.0,
     apart: float = 1e-5,
@@ -61,7 +60,7 @@ def fit_both(
 ) -> tuple[Any, Any, Any]:
     """Train two epochs with a loop, and with Keras's own fit on one device: histories and weights agree.
 
-    `compiled` are arguments of `Step` and of `compile`; `renamed` are Keras's log names for which ours is another.
+    `compiled` are arguments of `Step` and of `compile`.
     Returns the loop's history, the loop and Keras's model.
     """
     compiled = {"loss": "mse", **compiled}
@@ -70,7 +69,7 @@ def fit_both(
     model.compile(optimizer(), **compiled)
     given = {"epochs": 2, "verbose": 0, **(fit or {})}
     expected, found = (one.fit(data, **given).history for one in (model, loop))
-    assert_same_logs(found, {(renamed or {}).get(name, name): v for name, v in expected.items()}, rtol, atol)
+    assert_same_logs(found, expected, rtol, atol)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < apart
     return found, loop, model
 

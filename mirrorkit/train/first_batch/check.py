@@ -7,13 +7,9 @@ from typing import Any
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
-from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.keras_results import compare_with_keras
 from mirrorkit.train.first_batch.own_draws import require_own_draws
-from mirrorkit.train.first_batch.own_functions import compare_own
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.first_batch.predictions import check_predictions
-from mirrorkit.train.first_batch.same_results import require_same_results
 from mirrorkit.train.first_batch.shares import compare_shares
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -57,10 +53,7 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 
 
 def _check_again(step: Supervised, batch: Batch, what: FirstOf) -> None:
-    if step.own is not None:
-        compare_own(step, batch, "train" if what == "train" else "test")
-        return
-    compare_parts(step, step.unpack(batch), training=what == "train")
+    compare_parts(step, batch, "train" if what == "train" else "test", again=True)
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:
@@ -70,33 +63,13 @@ def _of_users(step: LoopStep) -> Iterator[Any]:
     yield from layers_of(step.model)
     yield from step.model.metrics
     if isinstance(step, Supervised) and not step.options.takes_batches:
-        yield from keras.tree.flatten([step.options.losses, step.options.metrics])
+        given = keras.tree.flatten([step.options.losses, step.options.metrics])
+        yield from (one for one in given if not isinstance(one, type))
 
 
 def _of_step(step: Supervised, what: FirstOf) -> Check | None:
-    shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
-    if what == "predict":
-        skipped = shards == 1 or step.is_synchronized or step.own or "rows" in step.options.unchecked
-        return None if skipped else lambda step, batch, _: check_predictions(step, batch)
-    if step.own is not None:
-        return compare_own
-    return _check_as_keras if shards == 1 else _check_batch
-
-
-def _check_as_keras(step: Supervised, batch: Batch, what: FirstOf) -> None:
-    step.prepare(batch)
-    if not step.options.of_values and "keras" not in step.options.unchecked:
-        compare_with_keras(step, step.unpack(batch), training=what == "train")
-
-
-def _check_batch(step: Supervised, batch: Batch, what: FirstOf) -> None:
-    step.prepare(batch)
-    unchecked, totals = step.options.unchecked, step.totals
-    known = {*totals.losses.own_names, *totals.metrics.names, "loss", "add_loss", "rows", "state", "keras"}
-    if unknown := sorted(set(unchecked) - known):
-        raise StepError(f"unchecked={unknown} names no check; the checks are {', '.join(sorted(known))}.")
-    _check_as_keras(step, batch, what)
-    is_first = "train" not in step.checked
-    compare_parts(step, step.unpack(batch), training=what == "train", functions=is_first)
-    if is_first:
-        require_same_results(step, batch, training=what == "train")
+    if what != "predict":
+        return compare_parts
+    unchecked = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
+    skipped = step.strategy.num_replicas_in_sync == 1 or unchecked
+    return None if skipped else lambda step, batch, _: check_predictions(step, batch)

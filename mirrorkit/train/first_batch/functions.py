@@ -1,78 +1,142 @@
-"""Check that losses and metrics of some rows are those of parts of them, with other targets and predictions too."""
+"""Check that a model's losses and metrics of some rows are those of parts of them, with other targets too.
+
+Keras's own `compute_loss` and `compute_metrics` are called: with the targets and predictions of some rows, and with
+others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Loss
+from mirrorkit import private
+from mirrorkit._types import KerasModel, Nest
+from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rounding import LARGEST, differ, numbers
-from mirrorkit.train.first_batch.sampled_rows import CUT, OTHER_ORDER, part_of
-from mirrorkit.train.first_batch.trying import on_all
-from mirrorkit.train.keras_model.outputs import Output
-from mirrorkit.train.totals.losses import loss_name, loss_sum
+from mirrorkit.train.first_batch.rows import Computed, InParts
+from mirrorkit.train.first_batch.sampled_rows import CUT, OTHER_ORDER, ROWS, SEEN, Rows, take, variants_of
+from mirrorkit.train.keras_model.calling import call_model
+from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.keras_model.row_draws import row_draws
+from mirrorkit.train.replica_code.pure_step import Values, run_pure
+from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.train.totals.totals import EXAMPLES, LOSS
 
 _EXACT = 1e-5  # rounding of sums in parts of their size, where rows in another order differ by less than a tenth of it
 
 
-def of_loss(name: str, loss: Loss, variants: Sequence[Output]) -> Iterator[str]:
-    """Yield what is wrong with a loss, if anything, on these `variants_of` an output."""
-
-    def sums(output: Output) -> list[tf.Tensor]:
-        return [number for number in loss_sum(loss, output) if number is not None]
-
-    if difference := _in_parts(sums, variants):
-        yield (
-            f"The {name} ({loss_name(loss)}) of a batch is not that of its parts: "
-            f"{difference}. {_cure(variants[0])}Return one value per example (shape [batch]), from that example alone. "
-            "A loss over the whole batch gathers the other examples: mk.train.all_gather, in Step.from_loss(..., "
-            "whole_batch=True)."
-        )
-
-
-def of_metric(name: str, state_of: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> Iterator[str]:
-    """Yield the same of a metric, of which `state_of` gives the state."""
-    if difference := _in_parts(state_of, variants):
-        yield (
-            f"The state of the metric {name!r} for a batch is not that of its parts: {difference}. "
-            f"{_cure(variants[0])}Let a metric "
-            "function return one value per example (shape [batch]); for a ratio of counts write a "
-            "keras.metrics.Metric that adds up the counts and divides in result(), or take one of Keras's."
-        )
-
-
-def _cure(output: Output) -> str:
-    is_flat = output.y is not None and len(output.y.shape) == len(output.y_pred.shape) == 1
-    return "Give targets and outputs a last axis, [batch, 1], over which Keras takes a mean. " * is_flat
-
-
-def _in_parts(sums: Callable[[Output], list[tf.Tensor]], variants: Sequence[Output]) -> str | None:
-    """Return how the sums over all rows differ from those over the parts, or None."""
-    for number, variant in enumerate(variants):
+def function_faults(step: Supervised, parts: Nest) -> dict[str, list[str]]:
+    """Return by log name what is wrong with losses and metrics, of `ROWS` rows that were taken apart."""
+    batch = unpack_batch(parts)
+    found: dict[str, list[str]] = {}
+    try:
+        y_pred = _predicted(step, take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int)))
+    except StepError:
+        raise
+    except Exception:  # whatever a user's layer may raise; the step, which is run next, will
+        return found
+    for rows in variants_of(batch.y, y_pred, batch.weight):
         try:
-            found = _difference(sums, variant)
-        except Exception:
-            if number == 0:
-                raise
-            continue  # the function requires more of targets and predictions than these kinds
-        if found:
-            return found
-    return None
-
-
-def _difference(sums: Callable[[Output], list[tf.Tensor]], output: Output) -> str | None:
-    whole = numbers(on_all(lambda: sums(output)))
-    parts = [numbers(sums(part_of(output, rows))) for rows in CUT]
-    for number, (value, first, second) in enumerate(zip(whole, *parts, strict=True)):
-        size = np.max(np.abs([value, first, second]), initial=0.0)
-        if not differ(value, first + second, _EXACT * size):
+            for name, difference in _differences(step, rows):
+                if step.strategy.num_replicas_in_sync == 1 and not is_loss(name):
+                    continue  # the parts of an accumulated update are batches to a metric, as in Keras
+                function = step.measured.functions.get(name)
+                found.setdefault(name, [_said(name, f" ({function})" * bool(function), difference, rows)])
+        except StepError:
+            raise
+        except Exception:  # it may require more of targets and predictions than these kinds
             continue
-        control = numbers(sums(part_of(output, OTHER_ORDER)))[number]
-        rounding = min(10 * np.max(np.abs(control - value), initial=0.0), LARGEST * size)
-        if differ(value, first + second, rounding):
-            place = np.unravel_index(np.argmax(np.abs(value - first - second)), value.shape)
-            found = f"{value[place]:.6g} in place of {first[place]:.6g} + {second[place]:.6g}"
-            return f"{found} for {' + '.join(str(rows.size) for rows in CUT)} rows"
-    return None
+    return found
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a log is that of a loss."""
+    return name == "loss" or name.endswith("_loss")
+
+
+def _said(name: str, function: str, difference: str, rows: Rows) -> str:
+    shapes = [(y.shape, y_pred.shape) for y, y_pred in zip(*map(tf.nest.flatten, (rows.y, rows.y_pred)), strict=False)]
+    is_flat = any(len(y) == len(y_pred) == 1 for y, y_pred in shapes)
+    axis = "Give targets and outputs a last axis, [batch, 1], over which Keras takes a mean. " * is_flat
+    if is_loss(name):
+        name += function
+        return (
+            f"The {name} of a batch is not that of its parts: {difference}. {axis}Return one value per example "
+            "(shape [batch]), from that example alone. A loss over the whole batch gathers the other examples: "
+            "mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
+        )
+    return (
+        f"The metric {name!r} for a batch is not that of its parts: {difference}. {axis}Let a metric function return "
+        "one value per example (shape [batch]); for a ratio of counts write a keras.metrics.Metric that adds up the "
+        "counts and divides in result(), or take one of Keras's."
+    )
+
+
+def _predicted(step: Supervised, x: Nest) -> Nest:
+    """Return what the model predicts; what it gives in training where it cannot predict, as with RandomCrop."""
+
+    def outputs(weights: Any, state: Any, in_parts: InParts, training: bool) -> Nest:
+        (found,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=training)[0], [SEEN])
+        return found
+
+    try:
+        return Computed(step, x, training=False)(functools.partial(outputs, training=False))
+    except Exception:  # whatever a user's layer may raise
+        return Computed(step, x, training=True)(functools.partial(outputs, training=True))
+
+
+def _differences(step: Supervised, rows: Rows) -> Iterator[tuple[str, str]]:
+    """Yield by log name how the logs of all rows differ from those of the parts."""
+    sizes = [cut.size for cut in CUT]
+    whole, parts = _measured(step, rows, [[ROWS], sizes])
+    (control,) = _measured(step, rows.taken(OTHER_ORDER), [[ROWS]])
+    for name, value in whole.items():
+        one, other, again = numbers([value, parts[name], control[name]])
+        size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
+        if not differ(one, other, _EXACT * size):
+            continue
+        rounding = min(10 * np.max(np.abs(again - one), initial=0.0), LARGEST * size)
+        if differ(one, other, rounding):
+            place = np.unravel_index(np.argmax(np.abs(one - other)), one.shape)
+            yield name, f"{one[place]:.6g} in place of {other[place]:.6g} for {' + '.join(map(str, sizes))} rows"
+
+
+def _measured(step: Supervised, rows: Rows, cuts: list[list[int]]) -> list[dict[str, tf.Tensor]]:
+    """Return the logs for all rows in parts of these sizes, for each of the cuts."""
+    model, totals = step.own.model, step.totals
+    computed = Computed(step, rows.present, training=False)
+
+    def measure(rows: Rows) -> dict[str, Any]:
+        return _measure(model, rows)
+
+    def of_cuts(weights: Any, state: Any, in_parts: InParts) -> list[Nest]:
+        def of_part(part: Nest) -> tf.Tensor:
+            own = rows.like(part)
+            share = Share(0, step.own.replicas, tf.constant(float(own.size)), float(ROWS), 1.0, _no_draws, row_draws())
+            given = Values(weights, state, totals.zeros)
+            ran = run_pure(model, measure, given, own, share, gather=lambda rows: rows)
+            return totals.of(ran)
+
+        return [tf.add_n(in_parts(of_part, sizes)) for sizes in cuts]
+
+    found = computed(of_cuts)
+    return [step.logs(one) | {"loss": one[LOSS] / one[EXAMPLES]} for one in found]
+
+
+def _no_draws() -> tf.Tensor:
+    return tf.zeros([2], tf.int64)
+
+
+def _measure(model: KerasModel, rows: Rows) -> dict[str, Any]:
+    """Do what Keras's `test_step` does, with predictions that are given."""
+    for y_pred, mask in zip(tf.nest.flatten(rows.y_pred), rows.masks, strict=True):
+        if mask is not None:
+            private.get("masking.set_keras_mask")(y_pred, mask)
+    loss = model.compute_loss(None, rows.y, rows.y_pred, rows.weight, training=False)
+    model.compute_metrics(None, rows.y, rows.y_pred, rows.weight)
+    return {"loss": loss}

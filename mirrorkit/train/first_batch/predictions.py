@@ -18,11 +18,12 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN
 from mirrorkit.train.first_batch.rows import PARTS, Computed, InParts, rows_differ
 from mirrorkit.train.first_batch.sampled_rows import SEEN, take
-from mirrorkit.train.first_batch.trying import NotChecked
+from mirrorkit.train.first_batch.shares import cannot_run
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
+from mirrorkit.train.requirements.same_rows import ANY_ROWS
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import unchanged
 
@@ -56,7 +57,7 @@ def _compare(step: Supervised, batch: Nest) -> None:
     except StepError:
         raise
     except Exception as error:  # whatever a user's layer may raise
-        raise NotChecked("rows", error) from error
+        raise cannot_run("The model's predict", SEEN, error, ANY_ROWS) from error
     named = keras.tree.flatten_with_path(whole)
     for path, output in named:
         if not tf.is_tensor(output) or output.shape.rank == 0:

@@ -11,7 +11,6 @@ import tensorflow as tf
 # Differences, in parts of a number's size:
 LARGEST = 1e-3  # larger than any rounding in float32
 SIXTEEN = 0.05  # the same in 16 bits
-COARSE = 0.3  # more than noise or BatchNormalization make of a mean, and less than a sum differs
 
 
 def numbers(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit import private
 from mirrorkit._types import Nest, TensorLike
-from mirrorkit.train.keras_model.outputs import Output, UnpackedBatch
 from mirrorkit.train.totals.losses import mask_of
 
 SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
@@ -19,11 +18,39 @@ OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 
 
-def some_rows(batch: UnpackedBatch) -> UnpackedBatch:
-    """Take rows from all over the batch; of a small batch, some of them twice."""
-    size = tf.nest.flatten(batch.x)[0].shape[0]
-    rows = np.linspace(0, size - 1, ROWS).astype(int) if size >= ROWS else np.arange(ROWS) % size
-    return UnpackedBatch(*[None if part is None else take(part, rows) for part in batch])
+def some_rows(parts: Nest) -> Nest:
+    """Take rows from all over a batch; of a small batch, some of them twice."""
+    size = tf.nest.flatten(parts)[0].shape[0]
+    return take(parts, np.linspace(0, size - 1, ROWS).astype(int) if size >= ROWS else np.arange(ROWS) % size)
+
+
+class Rows(NamedTuple):
+    """Targets, predictions, the masks that Keras has put on these, in flat order, and weights; None where none are."""
+
+    y: Nest
+    y_pred: Nest
+    masks: list[tf.Tensor | None]
+    weight: Nest
+
+    @property
+    def present(self) -> list[tf.Tensor]:
+        """All tensors."""
+        return [one for one in tf.nest.flatten(tuple(self)) if one is not None]
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return int(self.present[0].shape[0])
+
+    def like(self, present: list[tf.Tensor]) -> Rows:
+        """Return others in the same structure."""
+        rest = iter(present)
+        flat = [None if one is None else next(rest) for one in tf.nest.flatten(tuple(self))]
+        return Rows(*tf.nest.pack_sequence_as(tuple(self), flat))
+
+    def taken(self, rows: TensorLike) -> Rows:
+        """Return these rows."""
+        return self.like(take(self.present, rows))
 
 
 def take(nest: Nest, rows: TensorLike) -> Nest:
@@ -31,24 +58,41 @@ def take(nest: Nest, rows: TensorLike) -> Nest:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
 
 
-def variants_of(output: Output, targets: np.ndarray | None) -> Iterator[Output]:
-    """Yield the output as it is, with other targets of the batch, and with other predictions, weights and masks."""
-    if output.y_pred is None or output.y_pred.shape[:1] != [SEEN]:  # its rows are not examples
+def variants_of(y: Nest, y_pred: Nest, weight: Nest) -> Iterator[Rows]:
+    """Yield rows as they are, with other targets of the batch, and with other predictions, weights and masks.
+
+    Args:
+        y: the targets of `ROWS` rows; None for none.
+        y_pred: predictions for `SEEN` of them, which are repeated.
+        weight: the weights; None for none.
+    """
+    given = [one for one in tf.nest.flatten(y_pred) if one is not None]
+    if any(one.shape[:1] != [SEEN] for one in given):  # its rows are not examples
         return
-    output = output._replace(y_pred=_rows_of(output.y_pred, np.arange(ROWS) % SEEN))
-    yield output
-    rng = np.random.default_rng(0)
-    y = None if targets is None else tf.constant(rng.choice(targets, ROWS), output.y.dtype)
-    yield output._replace(y=y)
-    weight, mask = output.weight, mask_of(output.y_pred)
+    every, rng = np.arange(ROWS) % SEEN, np.random.default_rng(0)
+    masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
+    masks = [None if mask is None else tf.gather(mask, every) for mask in masks]
+    rows = Rows(y, take(y_pred, every), masks, weight)
+    yield rows
+
+    def drawn(one: tf.Tensor | None) -> tf.Tensor | None:
+        return None if one is None else tf.constant(rng.choice(kinds_of(one), ROWS), one.dtype)
+
+    rows = rows._replace(y=tf.nest.map_structure(drawn, y))
+    yield rows
     if weight is not None:
-        weight = tf.cast(weight, tf.float32) * rng.uniform(0.5, 1.5, weight.shape).astype("float32")
-    predicted = np.asarray(tf.cast(output.y_pred, tf.float32))
+        weight = tf.nest.map_structure(
+            lambda one: tf.cast(one, tf.float32) * rng.uniform(0.5, 1.5, one.shape).astype("float32"), weight
+        )
+    masks = [None if mask is None else tf.constant(rng.uniform(size=mask.shape) < 0.6) for mask in masks]
     for share in (0.5, 1.0):
-        y_pred = tf.cast(_other_predictions(predicted, rng, share), output.y_pred.dtype)
-        if mask is not None:
-            private.get("masking.set_keras_mask")(y_pred, tf.constant(rng.uniform(size=mask.shape) < 0.6))
-        yield output._replace(y=y, y_pred=y_pred, weight=weight)
+
+        def changed(one: tf.Tensor | None, share: float = share) -> tf.Tensor | None:
+            if one is None:
+                return None
+            return tf.cast(_other_predictions(np.asarray(tf.cast(one, tf.float32)), rng, share), one.dtype)
+
+        yield rows._replace(y_pred=tf.nest.map_structure(changed, rows.y_pred), masks=masks, weight=weight)
 
 
 def kinds_of(y: tf.Tensor) -> np.ndarray:
@@ -67,19 +111,3 @@ def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: floa
         is_share = y_pred.size and np.min(y_pred) >= 0 and np.max(y_pred) <= 1
         other = 1 - y_pred if is_share else -y_pred
     return np.where(turned, other, y_pred)
-
-
-def _rows_of(tensor: tf.Tensor | None, rows: np.ndarray) -> tf.Tensor | None:
-    """Take rows of a tensor and of its mask."""
-    if tensor is None:
-        return None
-    taken = tf.gather(tensor, rows)
-    if mask_of(tensor) is not None:
-        private.get("masking.set_keras_mask")(taken, tf.gather(mask_of(tensor), rows))
-    return taken
-
-
-def part_of(output: Output, rows: np.ndarray) -> Output:
-    """Return these rows of an output, its targets, weights and mask."""
-    y, y_pred, weight = (_rows_of(tensor, rows) for tensor in (output.y, output.y_pred, output.weight))
-    return output._replace(y=y, y_pred=y_pred, weight=weight)

@@ -8,8 +8,8 @@ with several sets of rows, since a step may do otherwise from a threshold on (th
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +77,7 @@ class Ran(NamedTuple):
 
     gradients: list[list[np.ndarray]]  # of each update
     values: dict[str, np.ndarray]  # of what the model's code writes by itself, not through an optimizer, by its path
-    logs: dict[str, float]
+    logs: dict[str, Any]
 
 
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
@@ -109,22 +109,25 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
         raise
     except Exception as error:  # whatever a user's step may raise
         size = int(tf.nest.flatten(batch)[0].shape[0])
-        of_all = functools.partial(_run, step, [batch], [size], what, [], everywhere=True)
-        raise cannot_run(name, rows, error, of_all) from error
+        try:
+            _run(step, [batch], [size], what, [], everywhere=True)
+        except Exception:  # whatever a user's step may raise
+            raise cannot_run(name, rows, error) from error
+        raise cannot_run(name, rows, error, ANY_ROWS) from error
     for whole, parts in zip(wholes, all_parts, strict=True):
         for found in differing(step.model, whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: {found} {CURE}")
     return True
 
 
-def cannot_run(name: str, rows: int, error: BaseException, on_whole_batch: Callable[[], object]) -> StepError:
-    """Return the error that a few rows cannot be computed, with the cure where a whole batch can be."""
-    try:
-        on_whole_batch()
-        cure = ANY_ROWS
-    except Exception:  # whatever a user's step may raise
-        cure = "The whole first batch fails, too."
-    return StepError(f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {cure}")
+def cannot_run(
+    name: str, rows: int, error: BaseException, cure: str = "The whole first batch fails, too."
+) -> StepError:
+    """Return the error that a few rows cannot be computed."""
+    return StepError(
+        f"{name} cannot be run on {rows} rows and on shares of them: {told(error)} {cure} If this is right, leave the "
+        'check out: unchecked="rows".'
+    )
 
 
 def _run(
@@ -172,10 +175,13 @@ def _run(
     return ran
 
 
-def differing(model: KerasModel, whole: Ran, parts: Ran) -> Iterator[str]:
-    """Say in sentences how shares of a batch come to something else than all rows."""
+def differing(model: KerasModel, whole: Ran, parts: Ran, gradient: float = _GRADIENT) -> Iterator[str]:
+    """Say in sentences how shares of a batch come to something else than all rows.
+
+    A `gradient` may differ by this part of its norm.
+    """
     share = SIXTEEN if has_sixteen_bits(model) else LARGEST
-    first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
+    first = share if share > LARGEST or multiplies_coarsely() else gradient
     for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
         sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else first]
         apart = _norm([a - b for a, b in zip(one, other, strict=True)])
@@ -185,13 +191,19 @@ def differing(model: KerasModel, whole: Ran, parts: Ran) -> Iterator[str]:
                 f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart."
             )
     loose = max(share, _LATER) if len(whole.gradients) > 1 else share
-    for name, value in whole.values.items():
-        if not near(value, parts.values[name], loose):
-            then = f"{shown(value)} after all rows, and at {shown(parts.values[name])} after shares"
+    for name, value in parts.values.items():
+        if not near(whole.values[name], value, loose):
+            then = f"{shown(whole.values[name])} after all rows, and at {shown(value)} after shares"
             yield f"it leaves {name!r} at {then}."
-    for name, log in whole.logs.items():
-        if not near(log, parts.logs[name], loose):
-            yield f"it logs {name!r} as {log:.6g} on all rows, and as {parts.logs[name]:.6g} on shares."
+    for name, log in parts.logs.items():
+        if not near(whole.logs[name], log, loose):
+            yield f"it logs {name!r} as {shown(whole.logs[name])} on all rows, and as {shown(log)} on shares."
+
+
+def gradients_apart(one: Ran, other: Ran) -> float:
+    """Return the largest difference of any number in the gradients."""
+    pairs = zip(itertools.chain(*one.gradients), itertools.chain(*other.gradients), strict=True)
+    return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
 
 
 def _norm(values: list[np.ndarray]) -> float:

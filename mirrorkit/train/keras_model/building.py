@@ -63,17 +63,18 @@ def require_in_scope(model: KerasModel, strategy: tf.distribute.Strategy) -> Non
 
 def outputs_of(model: KerasModel, x: Spec) -> Nest:
     """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s."""
-
-    def symbolic(spec: tf.TensorSpec) -> object:
-        return keras.KerasTensor((None, *spec.shape[1:]), dtype=spec.dtype.name)
-
     call = _Call(model)
     try:
-        return call.compute_output_spec(tf.nest.map_structure(symbolic, x))
+        return call.compute_output_spec(symbolic(x))
     except Exception:
         if call.failure is None:
             raise
         raise call.failure from None  # without Keras's words about `_Call`
+
+
+def symbolic(x: Spec) -> Nest:
+    """Return `keras.KerasTensor`s of any number of rows."""
+    return tf.nest.map_structure(lambda one: keras.KerasTensor((None, *one.shape[1:]), dtype=one.dtype.name), x)
 
 
 class _Call(keras.Operation):  # type: ignore[name-defined, misc]

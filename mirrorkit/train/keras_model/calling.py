@@ -54,6 +54,15 @@ def call_model(
     return outputs, [_shaped(scope.get_current_value(v), v) for v in model.non_trainable_variables], added
 
 
+def placeholders(like: Nest) -> Nest:
+    """Return tensors of the graph that is traced, in place of variables or specs."""
+
+    def placeholder(one: Any) -> Any:
+        return None if one is None else tf.compat.v1.placeholder(one.dtype, one.shape)
+
+    return tf.nest.map_structure(placeholder, like)
+
+
 def _shaped(value: tf.Tensor, variable: KerasVariable) -> tf.Tensor:
     """Return a new value with the variable's shape, which a batch of unknown size leaves open; others as they are."""
     return value if value.shape.is_fully_defined() else tf.ensure_shape(value, variable.shape)
@@ -121,7 +130,7 @@ def predicting(predict: Callable[[], Nest]) -> Nest:
 
 
 def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
-    """Refuse a pass that assigned a weight or a layer's metric; `assigned` has each variable's path by its `id`."""
+    """Refuse a pass that assigned a weight; `assigned` has each variable's path by its `id`."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
             raise StepError(
@@ -129,32 +138,13 @@ def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 "only, so the assignment would be lost. Make the weight non-trainable "
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
-    kept = {id(variable) for variable in model.non_trainable_variables}
-    for layer in reversed(layers_of(model)):  # a layer comes after those that hold it
-        for variable in layer.metrics_variables:
-            if id(variable) in assigned and id(variable) not in kept:
-                metric = variable.path.split("/")[-2] if "/" in variable.path else variable.path
-                raise StepError(
-                    f"The layer {layer.name!r} updates the metric {metric!r} in its call, which a step does not write: "
-                    "the metric would stay at zero. If it compares outputs with targets, give it to Step(..., "
-                    "metrics=[...]). If it measures something within the model, return that, a value for each example, "
-                    "as another output, without a loss: loop.predict gives the values. For their mean in the logs, let "
-                    f"the data have any targets for it: metrics={{{metric!r}: [lambda y, value: value]}}. The "
-                    "loss_fn of Step.from_loss returns it by name."
-                )
-
-
-def require_no_foreign_weights(tape: tf.GradientTape, weights: Sequence[tf.Tensor | tf.Variable]) -> None:
-    """Refuse a pass that read, under the tape, a trainable variable: of a model that the step was not given, say."""
-    own = [id(weight.handle) for weight in weights if isinstance(weight, tf.Variable)]
-    if foreign := [variable for variable in tape.watched_variables() if id(variable.handle) not in own]:
-        raise foreign_state([variable.name for variable in foreign])
 
 
 def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
     """Refuse a pass that assigned what the update would not write."""
     require_assignable(model, assigned)
-    kept = {id(variable) for variable in model.non_trainable_variables}
+    metrics = [variable for layer in layers_of(model) for variable in layer.metrics_variables]
+    kept = {id(variable) for variable in [*model.non_trainable_variables, *metrics]}
     lost = {key: path for key, path in assigned.items() if key not in kept}
     if lost:
         raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

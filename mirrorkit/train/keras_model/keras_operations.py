@@ -10,6 +10,7 @@ number of layers.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasMetric, Nest, TensorLike
+from mirrorkit._types import Nest, TensorLike
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.thread_local import ThreadLocal
@@ -32,19 +33,14 @@ _within = ThreadLocal(names=(), totals=None)
 
 
 @contextmanager
-def without_waits(*, of_metric: KerasMetric = None, totals: tuple[Total, Total] | None = None) -> Iterator[None]:
+def without_waits(*, totals: tuple[Total, Total] | None = None) -> Iterator[None]:
     """Let Keras's operations stay on the device within the block, and send one message where they send several.
 
     Args:
-        of_metric: what the block computes, where it is a metric. The winner's index becomes int64 in Keras's own; a
-            metric of the user's may count on int32.
         totals: what sums a message over the replicas in synchronized layers, and what sums its gradient.
     """
     _wrap()
-    names = {*_FUNCTIONS}
-    if not type(of_metric).__module__.startswith("keras."):
-        names.remove("numpy.argmax")
-    with _within.set(names=names, totals=totals or _within.totals):
+    with _within.set(names={*_FUNCTIONS}, totals=totals or _within.totals):
         yield
 
 
@@ -69,7 +65,16 @@ def _signbit(original: Function, x: TensorLike) -> tf.Tensor:
 
 
 def _argmax(original: Function, *args: Nest, **options: Nest) -> Nest:
-    return tf.cast(original(*args, **options), tf.int64)
+    found = original(*args, **options)
+    return tf.cast(found, tf.int64) if _called_by_keras() else found  # a user's code may count on int32
+
+
+def _called_by_keras() -> bool:
+    """Return whether it is Keras's own metric, say, that calls an operation, and not a user's."""
+    frame = inspect.currentframe()
+    while frame and frame.f_globals["__name__"].startswith(("mirrorkit.", "keras.src.ops.", "keras.src.backend.")):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals["__name__"]).startswith("keras.")
 
 
 def _take(original: Function, x: TensorLike, indices: TensorLike, axis: int | None = None) -> tf.Tensor:

@@ -165,6 +165,7 @@ def _concat(own: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
     return tf.concat([gathered[first : first + sizes[i]] for i, first in enumerate(firsts)], axis=0)
 
 
+@one_replica(False)  # a gradient is taken outside of what gathered
 def _sum(whole: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if not _by_size():

@@ -100,17 +100,27 @@ _STATEFUL_RANDOM = {
 _WRITES = re.compile("Assign|Resource(Scatter|Sparse|Apply|StridedSliceAssign)")
 
 
+def writes(graph: tf.Graph) -> set[str]:
+    """Return the kinds of operations of a graph, and of the functions in it, that write a variable."""
+    return {kind for kind in kinds_in(graph) if _WRITES.match(kind)}
+
+
+def kinds_in(graph: tf.Graph) -> set[str]:
+    """Return the kinds of operations in a graph and in its functions."""
+    of_graph = graph.as_graph_def()
+    nodes = [*of_graph.node, *(node for function in of_graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
+
+
 def _require_pure(trace: ConcreteFunction, reads: bool) -> None:
-    graph = trace.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    writes = {node.op for node in nodes if _WRITES.match(node.op)}
-    found = {f"the operation {node.op}" for node in nodes if node.op in _STATEFUL_RANDOM}
-    if writes or not reads:
+    written = writes(trace.graph)
+    found = {f"the operation {kind}" for kind in kinds_in(trace.graph) & _STATEFUL_RANDOM}
+    if written or not reads:
         try:
             variables = {variable.name for variable in trace.variables}
         except AssertionError:  # created while tracing, and deleted with its thread
             variables = {"one of Keras's own random seeds"}
-        found |= variables or {f"a variable that it writes ({op})" for op in writes}  # one that it never reads
+        found |= variables or {f"a variable that it writes ({kind})" for kind in written}  # one that it never reads
     if found:
         raise foreign_state(found)
 

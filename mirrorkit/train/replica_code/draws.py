@@ -8,7 +8,7 @@ are told apart by replica alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from mirrorkit import private
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.row_draws import drawing_rows
 from mirrorkit.train.keras_model.seeds import draws_at, fold
+from mirrorkit.train.reduce.tracing import kinds_in
 from mirrorkit.train.replica_code.pure_scope import PureScope
 from mirrorkit.train.replica_code.scope import ReplicaScope, this_scope
 
@@ -114,9 +115,7 @@ def drawing(scope: ReplicaScope) -> Iterator[None]:
 
 def require_repeatable(traced: tf.Graph) -> None:
     """Refuse a step, as it was traced, that draws from a state which no checkpoint holds."""
-    graphs = [traced.as_graph_def()]
-    nodes = [*graphs[0].node, *(node for function in graphs[0].library.function for node in function.node_def)]
-    drawn: Sequence[str] = sorted({node.op for node in nodes if node.op.startswith(_STATEFUL)} - _NO_DRAWS)
+    drawn = sorted({kind for kind in kinds_in(traced) if kind.startswith(_STATEFUL)} - _NO_DRAWS)
     if drawn:
         raise StepError(
             f"The model's train_step draws random numbers with TensorFlow's {', '.join(drawn)}, whose state no "

@@ -1,4 +1,4 @@
-"""Keras's means over what a mask or weights leave, exact over all replicas, whatever their shares.
+"""Keras's means over what a mask or weights leave, and sums, exact over all replicas, whatever their shares.
 
 A replica's mean counts by its rows. So it is divided by what counts on all replicas, times its part of the rows, in
 place of what counts in its own: one number for each such loss travels before the backward pass.
@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit.train.replica_code.pure_scope import Divisor, PureScope
 from mirrorkit.train.replica_code.scope import this_scope
 
 _MEANS = ("mean", "sum_over_batch_size")
@@ -26,21 +27,37 @@ def wrap_means() -> None:
 
 def _apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
     """Keras gives what counts the weight total / valid, and divides the sum by the total."""
-    scope = this_scope()
-    if scope is None or scope.share.replicas == 1 or mask is None or reduction not in _MEANS:
-        return original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    own = tf.reduce_sum(tf.cast(mask, tf.float32))
-    fraction = tf.cast(tf.math.divide_no_nan(own, scope.portion(own)), dtype)
-    weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    return tf.cast(weight, dtype) * fraction
+    weight, scope = original(sample_weight, mask, dtype=dtype, reduction=reduction), _asking()
+    if scope is None or mask is None or reduction not in _MEANS:
+        return weight
+    return tf.cast(weight, dtype) * tf.cast(_fraction(scope, mask), dtype)
 
 
 def _reduce_values(
     original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
 ) -> Any:
-    scope, mean = this_scope(), original(values, sample_weight, reduction)
-    is_weighted = reduction == "mean_with_sample_weight" and sample_weight is not None and values.shape.rank
-    if scope is None or scope.share.replicas == 1 or not is_weighted:
+    mean = original(values, sample_weight, reduction)
+    if reduction == "sum" and this_scope() is not None:  # as a mean over the rows of the share
+        return mean / tf.cast(this_scope().share.fraction, mean.dtype)
+    scope = _asking()
+    if scope is None:
         return mean
-    own = tf.reduce_sum(tf.cast(sample_weight, tf.float32))
-    return mean * tf.cast(tf.math.divide_no_nan(own, scope.portion(own)), mean.dtype)
+    if reduction == "mean_with_sample_weight" and sample_weight is not None and values.shape.rank:
+        mean *= tf.cast(_fraction(scope, sample_weight), mean.dtype)
+    return scope.divided(mean) if isinstance(scope, PureScope) else mean
+
+
+def _asking() -> Any:
+    """Return the scope of a step whose means are over more rows than its own; else None."""
+    scope = this_scope()
+    of_parts = isinstance(scope, PureScope) and (scope.separates or scope.share.checked is not None)
+    return scope if scope is not None and (of_parts or scope.share.replicas > 1) else None
+
+
+def _fraction(scope: Any, counts: tf.Tensor) -> tf.Tensor:
+    """Return what counts here by what is to divide it."""
+    own = tf.reduce_sum(tf.cast(counts, tf.float32))
+    portion = scope.portion(own)
+    if isinstance(scope, PureScope):
+        scope.divisor = Divisor(own, portion)
+    return tf.math.divide_no_nan(own, portion)

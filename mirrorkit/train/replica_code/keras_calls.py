@@ -68,9 +68,13 @@ def _average_loss(
 
 
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """A single number is the mean over the rows of a share: it counts as they do."""
+    """A single number is the mean over the rows of a share: it counts as they do.
+
+    A weight that is a Python number is the number of rows, where Keras's `compile` knows it from a shape. In its `fit`
+    batches may have any size, and then all count alike.
+    """
     scope = this_scope()
-    if scope is not None and sample_weight is None:
+    if scope is not None and (sample_weight is None or isinstance(sample_weight, int)):
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
             sample_weight = tf.cast(scope.share.fraction, metric.dtype)
@@ -126,7 +130,11 @@ def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
 
 def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
     scope = this_scope()
-    return original(tape, target, scope.sources(sources) if isinstance(scope, PureScope) else sources, *args, **options)
+    if isinstance(scope, PureScope):
+        scope.minimized, sources = target, scope.sources(sources)
+        if scope.means:
+            scope.separate(target, sources)
+    return original(tape, target, sources, *args, **options)
 
 
 def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], variables: Any) -> None:

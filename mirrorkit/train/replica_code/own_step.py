@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,46 +11,81 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Nest, Spec
+from mirrorkit._types import Batch, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec
+from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
-from mirrorkit.train.keras_model.calling import predicting, read
-from mirrorkit.train.keras_model.layer_state import some_follow
-from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.keras_model.calling import placeholders, predicting, read
+from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
+from mirrorkit.train.reduce.gathering import Gather
+from mirrorkit.train.reduce.tracing import foreign_state, outside_replica, writes
 from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_scope import NotAFunction
-from mirrorkit.train.replica_code.pure_step import Ran, Values, metric_variables, run_pure
+from mirrorkit.train.replica_code.pure_step import Ran, Values, metric_variables, no_gather, run_pure
 from mirrorkit.train.replica_code.scope import Share
-from mirrorkit.train.replica_code.step_function import as_keras, flat_logs
+from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, overrides, step_of
+from mirrorkit.variables import copies, path
 
+Reads = Sequence[tf.Variable]
 _LINEAR = ("AddV2", "Add", "AddN", "Identity", "StopGradient", "EnsureShape")
 
 
 class OwnStep:
-    """A model's own `train_step` and `test_step`, as functions of values.
+    """A model's `train_step` and `test_step`, as functions of values.
 
     Args:
         model: the model, built.
         replicas: how many there are.
+        gather: what `mk.train.all_gather` does.
+        measure: creates the metrics for data, of which it gets the specs; returns the variables that losses read.
+        by_user: whether it is a user who wrote the steps, and not Keras.
+        separates: see `PureScope`.
     """
 
-    def __init__(self, model: KerasModel, replicas: int) -> None:
+    def __init__(
+        self,
+        model: KerasModel,
+        replicas: int,
+        gather: Gather = no_gather,
+        measure: Callable[[Spec], Reads] = lambda data: (),
+        *,
+        by_user: bool = True,
+        separates: bool = False,
+    ) -> None:
         self.model = model
         self.replicas = replicas
+        self.gather, self._measure, self.by_user = gather, measure, by_user
+        self.separates = separates
         self._found: dict[str, Found] = {}
 
-    def found(self, what: str, batch: Batch) -> Found:
-        """Return what a trace for batches like this one finds out; raises `NotAFunction`."""
-        spec = tf.nest.map_structure(_any_rows, batch)
+    def found(self, what: str, data: Batch) -> Found:
+        """Return what a trace for data like this finds out; raises `NotAFunction`."""
+        spec = tf.nest.map_structure(_any_rows, data)
         key = f"{what} {spec}"
         if key not in self._found:
             with attributes_kept([self.model]):
-                self._found[key] = outside_replica(lambda: found_as_function(self.model, what, spec, self.replicas))
+                self._found[key] = outside_replica(lambda: self._traced(what, spec))
         return self._found[key]
+
+    def _traced(self, what: str, spec: Spec) -> Found:
+        reads = self._measure(spec)
+        return found_as_function(self, what, spec, reads)
 
     def predict(self, rows: Batch) -> Nest:
         """Return what the model's `predict_step` does."""
         return predicting(lambda: read(self.model.predict_step(as_keras(rows))))
+
+
+def cannot_train(model: KerasModel, what: str, why: NotAFunction) -> StepError:
+    """Return the error that a compiled model cannot be trained, or evaluated, as a function of values."""
+    if isinstance(why.__cause__, StepError):
+        return why.__cause__
+    return StepError(
+        f"The {what}_step of {model.name!r} ({type(model).__name__}) cannot be computed on replicas: {why}. A metric's "
+        "state must be a sum over the rows, and a layer must not assign its trained weights, nor anything that is not "
+        "the model's. Under one_device, mirrored and multi_worker a model on which compile was called trains as Keras "
+        "has it, without options: Step.from_compiled(model) in a Loop."
+    )
 
 
 def _any_rows(one: tf.Tensor | tf.TypeSpec) -> tf.TensorSpec:
@@ -65,45 +100,51 @@ class Found(NamedTuple):
 
     optimizer: KerasOptimizer | None  # which makes the update, where it trains
     asks: bool  # whether replicas have to ask each other for the divisor of a mean
+    means: int  # how many means were kept apart
 
 
-def found_as_function(model: KerasModel, what: str, element_spec: Spec, replicas: int) -> Found:
+def found_as_function(own: OwnStep, what: str, spec: Spec, reads: Reads) -> Found:
     """Trace a step of a built model as a function of values; raises `NotAFunction` where it is none.
 
     It is one where it makes one update, after which it reads no weight; where it writes layer state and metrics alone;
     where it adds to the states of metrics, which it reads for its logs alone; and where it logs what the metrics say.
     """
+    model, replicas = own.model, own.replicas
     graph = private.get("__internal__.FuncGraph")(f"step_to_{what}")
     before = written_attributes(model)
     with graph.as_default():
         groups = (model.trainable_variables, model.non_trainable_variables, metric_variables(model))
-        values = Values(*map(_placeholders, groups))
+        values = Values(*map(placeholders, groups))
         count = tf.constant(1.0)
         share = Share(0, replicas, count, count, 1.0, lambda: tf.zeros([2], tf.int64))
         try:
-            ran = run_pure(model, what, values, _placeholders(element_spec), share)
+            with tf.GradientTape() as tape:
+                step, data = step_of(model, what), placeholders(spec)
+                kinds = {"separates": own.separates, "by_user": own.by_user}
+                ran = run_pure(model, step, values, data, share, gather=own.gather, **kinds)
         except Exception as error:  # the user's own, or of what takes real variables
             text = str(error).partition("\n")[0]
             why = f"it raised {type(error).__name__} as a function of values: {text}"
             raise NotAFunction(why, of_data=True) from error
+        known = set(map(id, reads))
+        foreign = [variable for variable in tape.watched_variables() if id(variable) not in known]
         with ran.scope:
             reported = flat_logs(model.get_metrics_result())
-        _require_one_update(model, what, ran)
-        _require_own_variables(model, values, ran, graph)
+        _require_one_update(model, what, ran, by_user=own.by_user)
+        _require_own_variables(model, values, ran, graph, foreign, by_user=own.by_user)
         _require_sums(model, values, ran)
-        if replicas > 1:
+        if replicas > 1 and own.by_user:  # for Keras's own step, parts of a batch are compared with all of it
             _require_not_read_again(model, ran)
     _require_zeros(model)
     require_repeatable(graph)
     if reported.keys() != ran.logs.keys():
         raise NotAFunction(f"it logs {sorted(ran.logs)}, and the metrics are {sorted(reported)}")
-    if changed := changed_attributes(model, before):
+    if ran.scope.means and overrides(model, "train_step"):
+        raise NotAFunction("it takes a mean over what a mask or weights leave, and several batches make an update")
+    if own.by_user and (changed := changed_attributes(model, before)):
         raise NotAFunction(f"it changes the Python attributes {changed}")
-    return Found(None if ran.scope.applied is None else ran.scope.applied.optimizer, ran.scope.asks)
-
-
-def _placeholders(like: Nest) -> Nest:
-    return tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), like)
+    optimizer = None if ran.scope.applied is None else ran.scope.applied.optimizer
+    return Found(optimizer, ran.scope.asks and replicas > 1, ran.scope.means)
 
 
 def _tensors(nest: Nest) -> list[tf.Tensor]:
@@ -113,7 +154,7 @@ def _tensors(nest: Nest) -> list[tf.Tensor]:
 # Each of these raises `NotAFunction` where a step, as it was traced, is more than a function of its values.
 
 
-def _require_one_update(model: KerasModel, what: str, ran: Ran) -> None:
+def _require_one_update(model: KerasModel, what: str, ran: Ran, *, by_user: bool) -> None:
     applied = ran.scope.applied
     if what == "train" and applied is None:
         raise NotAFunction("it makes no update by an optimizer's apply")
@@ -121,22 +162,44 @@ def _require_one_update(model: KerasModel, what: str, ran: Ran) -> None:
         raise NotAFunction("it gives the optimizer no gradient")
     if what == "test" and applied is not None:
         raise NotAFunction("it makes an update")
-    if applied is not None and applied.optimizer.built:
+    if by_user and applied is not None and applied.optimizer.built:
         trained = [id(v) for v in trainable_variables(getattr(applied.optimizer, "inner_optimizer", applied.optimizer))]
         if trained != [id(variable) for variable in model.trainable_variables]:
             raise NotAFunction("its optimizer is built for other weights than those of the model")
 
 
-def _require_own_variables(model: KerasModel, values: Values, ran: Ran, graph: tf.Graph) -> None:
+def _require_own_variables(
+    model: KerasModel,
+    values: Values,
+    ran: Ran,
+    graph: tf.Graph,
+    trained: Sequence[tf.Variable],
+    *,
+    by_user: bool,
+) -> None:
     known = {id(v) for v in [*model.variables, *metric_variables(model)]}
     if foreign := [path for key, path in ran.scope.paths.items() if key not in known]:
-        raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables")
-    if any(outer.dtype == tf.resource for outer, _ in graph.captures):
-        raise NotAFunction("it reads or writes a variable that is not among the model's own")
+        why = foreign_state([f"the Keras variable {path!r}, which is assigned" for path in foreign])
+        raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables") from why
+    of_optimizer = [one for one in getattr(model.optimizer, "variables", []) if _reads(graph, one)]
+    if by_user and of_optimizer:
+        raise NotAFunction(f"it reads {path(of_optimizer[0])!r}, which the update changes")
+    if trained:
+        names = [variable.name for variable in trained]
+        raise NotAFunction(f"it reads {names[0]!r}, which is not among the model's own") from foreign_state(names)
+    if written := writes(graph):  # what it only reads, as a loss may whose weight a callback sets, it reads each time
+        why = foreign_state([f"a variable that it writes ({kind})" for kind in written])
+        raise NotAFunction("it writes a variable that is not among the model's own") from why
     # A value that was taken before the update is that of a variable in Keras, so the new one.
     late = set() if ran.scope.applied is None else set(graph.get_operations()[ran.scope.at_update :])
     if any(late & set(weight.consumers()) for weight in values.weights):
         raise NotAFunction("it uses the value of a weight after the update")
+
+
+def _reads(graph: tf.Graph, variable: KerasVariable) -> bool:
+    """Return whether a traced graph uses a variable, whichever replica's copy."""
+    handles = {id(copy.handle) for copy in copies(variable)}
+    return any(id(outer) in handles for outer, _ in graph.captures)
 
 
 def _require_sums(model: KerasModel, values: Values, ran: Ran) -> None:
@@ -176,7 +239,7 @@ def _require_not_read_again(model: KerasModel, ran: Ran) -> None:
     state = list(zip(model.non_trainable_variables, ran.state, strict=True))
     for variable, value in ran.scope.assigned:
         others = [new for other, new in state if other is not variable]
-        is_state = any(other is variable for other, _ in state)
+        is_state = any(other is variable for other, _ in state) and not is_generator(variable)
         # What `run_pure` itself made of the last value is no use of it.
         is_read = tf.is_tensor(value) and any(op.type != "EnsureShape" for op in value.consumers())
         if is_state and is_read and some_follow(_tensors([ran.gradients, ran.metrics, others]), [value]):

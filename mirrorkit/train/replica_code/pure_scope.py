@@ -40,6 +40,20 @@ class Applied(NamedTuple):
     gradients: list[Any]  # of the mean over the rows; None where there is none
 
 
+class Divisor(NamedTuple):
+    """What divides a mean over something else than rows."""
+
+    own: tf.Tensor  # what counts in these rows
+    portion: tf.Tensor  # their part, by rows, of what counts in the whole batch
+
+
+class Term(NamedTuple):
+    """A part of the gradient that a divisor of its own divides: that of a mean over something else than rows."""
+
+    gradients: list[Any]  # one for each source, None where there is none
+    divisor: Divisor
+
+
 class PureScope(Scope):
     """Within it a model's own step runs on one replica's rows.
 
@@ -47,8 +61,11 @@ class PureScope(Scope):
         share: what this replica computes.
         weights: each trained variable, and its value.
         others: the other variables that the step may read and assign, and their values.
-        scale: what the loss is multiplied by; None without a loss scale.
+        scale: what the loss is multiplied by; None where its gradient is to be that of the mean over the rows.
+        is_part: whether that makes it the share's part of the loss of the whole batch, and not a mean over its rows.
         gather: what gathers the rows of parts that are computed one after the other, in a check; else None.
+        separates: whether gradients of means over something else than rows are kept apart, since several batches make
+            an update.
 
     Attributes:
         applied: what the one update was given.
@@ -57,6 +74,8 @@ class PureScope(Scope):
         is_scaled: whether the loss scale was asked for.
         assigned: each variable that was assigned, and the value, in order.
         at_update: how many operations the graph had when the update was made.
+        minimized: of what the last gradient was taken.
+        terms: the parts of the last gradient that were kept apart, and in `rest` what is left of it.
     """
 
     def __init__(
@@ -66,15 +85,23 @@ class PureScope(Scope):
         others: Sequence[tuple[KerasVariable, tf.Tensor]],
         *,
         scale: tf.Tensor | None = None,
+        is_part: bool = False,
         gather: Gather | None = None,
+        separates: bool = False,
     ) -> None:
         super().__init__(state_mapping=[*weights, *others], collect_losses=True)
-        self.share, self.scale = share, scale
+        self.share, self.scale, self.is_part = share, scale, is_part
         self.applied: Applied | None = None
         self.draws = 0
         self.asks = self.is_scaled = False
         self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
         self.at_update = 0
+        self.minimized: Any = None
+        self.separates = separates
+        self.divisor: Divisor | None = None  # of the mean that is being taken
+        self.terms: list[Term] = []
+        self.rest: Sequence[Any] | None = None
+        self._means: list[tuple[tf.Tensor, Divisor]] = []
         self._weights = {id(variable): value for variable, value in weights}
         # A frozen weight is watched too: Keras leaves TensorFlow's variable trainable.
         floats = [(native(variable), value) for variable, value in others if value.dtype.is_floating]
@@ -131,6 +158,27 @@ class PureScope(Scope):
             return self.share.portion(own)
         total, rows = tf.unstack(tf.reduce_sum(self._gather(tf.stack([own, self.share.rows])[tf.newaxis]), 0))
         return total * self.share.rows / rows
+
+    def divided(self, mean: tf.Tensor) -> tf.Tensor:
+        """Return a mean that was taken, and remember it where a divisor of its own divides it."""
+        divisor, self.divisor = self.divisor, None
+        if divisor is not None and self.separates:
+            mean = tf.identity(mean)
+            self._means.append((mean, divisor))
+        return mean
+
+    @property
+    def means(self) -> int:
+        """How many means were taken that a divisor of their own divides."""
+        return len(self._means)
+
+    def separate(self, target: tf.Tensor, sources: Nest) -> None:
+        """Take the gradient apart, of a loss in a graph that is linear in its means."""
+        flat = tf.nest.flatten(sources)
+        self.rest = tf.gradients(target, flat, stop_gradients=[mean for mean, _ in self._means])
+        self.terms = [
+            Term(tf.gradients(mean, flat, grad_ys=tf.gradients(target, mean)), divisor) for mean, divisor in self._means
+        ]
 
     def summaries(self) -> None:
         """Refuse to write a summary."""

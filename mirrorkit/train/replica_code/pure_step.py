@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ from mirrorkit.train.keras_model.keras_operations import without_waits
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import row_draws
 from mirrorkit.train.keras_model.seeds import seeds_on_host
-from mirrorkit.train.reduce.gathering import gathering, gathers_within
+from mirrorkit.train.reduce.gathering import Gather, gathering, gathers_within
 from mirrorkit.train.reduce.one_replica import one_replica
 from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.replica_code.draws import wrap_draws
 from mirrorkit.train.replica_code.keras_calls import wrap_keras
 from mirrorkit.train.replica_code.pure_scope import PureScope
 from mirrorkit.train.replica_code.scope import Share, within
-from mirrorkit.train.replica_code.step_function import as_keras, checked_logs, step_of
+from mirrorkit.train.replica_code.step_function import named_logs
 
 
 class Values(NamedTuple):
@@ -54,9 +54,30 @@ def metric_variables(model: KerasModel) -> list[KerasVariable]:
 
 
 def run_pure(
-    model: KerasModel, what: str, values: Values, batch: Nest, share: Share, scale: tf.Tensor | None = None
+    model: KerasModel,
+    step: Callable[..., Any],
+    values: Values,
+    data: Nest,
+    share: Share,
+    *,
+    gather: Gather,
+    scale: tf.Tensor | None = None,
+    is_part: bool = False,
+    separates: bool = False,
+    by_user: bool = False,
 ) -> Ran:
-    """Run a model's own step on a replica's rows, with these values in place of its variables."""
+    """Run a model's step with these values in place of its variables.
+
+    Args:
+        model: the model, built.
+        step: its `train_step` or `test_step`, see `step_of`.
+        values: of its variables.
+        data: what the step is given: one replica's rows.
+        share: what these are of the batch.
+        gather: what `mk.train.all_gather` does.
+        scale, is_part, separates: see `PureScope`.
+        by_user: whether it is a user's, which summaries then keep from being a function.
+    """
     wrap_keras()
     wrap_draws()
     variables = metric_variables(model)
@@ -65,10 +86,10 @@ def run_pure(
         *zip(model.non_trainable_variables, values.state, strict=True),
         *zip(variables, values.metrics, strict=True),
     ]
-    step, gather = step_of(model, what), gathers_within() if row_draws() else None
-    scope = PureScope(share, weights, others, scale=scale, gather=gather)
-    with _around(model, scope), scope, within(scope):
-        logs = checked_logs(step(as_keras(batch)), step)
+    of_parts = gathers_within() if row_draws() else None
+    scope = PureScope(share, weights, others, scale=scale, is_part=is_part, gather=of_parts, separates=separates)
+    with _around(model, scope, by_user), gathering(gather), scope, within(scope):
+        logs = named_logs(step(data), step)
     values_after = dict(scope.state_mapping)
 
     def after(variable: KerasVariable, before: tf.Tensor) -> tf.Tensor:
@@ -89,15 +110,14 @@ def run_pure(
 
 
 @contextmanager
-def _around(model: KerasModel, scope: PureScope) -> Iterator[None]:
+def _around(model: KerasModel, scope: PureScope, by_user: bool) -> Iterator[None]:
     """What surrounds a pass through a model, whoever calls it."""
     with (
-        one_replica(summaries=scope.summaries),
+        one_replica(summaries=scope.summaries if by_user else None),
         seeds_on_host(),
-        without_waits(totals=scope.share.totals()),
+        without_waits(totals=None if scope.is_part else scope.share.totals()),
         functions_inlined(),
         keeping(kept_by(layers_of(model))),
-        gathering(no_gather),
     ):
         yield
 

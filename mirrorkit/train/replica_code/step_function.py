@@ -85,21 +85,26 @@ def overrides(model: KerasModel, name: str) -> bool:
 
 def checked_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
     """Return what a step returned, with dicts of metrics flattened, where all are single numbers by name."""
-    if not isinstance(logs, Mapping):
-        raise StepError(f"{step.__name__} must return its logs, a dict of numbers by name; found {logs!r}.")
-    values = flat_logs(logs)
+    values = named_logs(logs, step)
     wrong = [name for name, value in values.items() if value.shape.rank != 0]
     if wrong:
         raise StepError(f"{step.__name__} logs {wrong}, which are not scalars. Return their means.")
     return values
 
 
+def named_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
+    """Return what a step returned, with dicts of metrics flattened."""
+    if not isinstance(logs, Mapping):
+        raise StepError(f"{step.__name__} must return its logs, a dict of numbers by name; found {logs!r}.")
+    return flat_logs(logs)
+
+
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Return logs by name, with those of metrics that have several numbers among the others."""
-    flat: dict[str, Any] = {}
+    """Return logs by name, with those of metrics that have several numbers among the others, as Keras does."""
+    flat: dict[str, tf.Tensor] = {}
     for name, value in logs.items():
-        flat |= value if isinstance(value, Mapping) else {name: value}
-    return {str(name): tf.convert_to_tensor(value) for name, value in flat.items()}
+        flat |= flat_logs(value) if isinstance(value, Mapping) else {str(name): tf.convert_to_tensor(value)}
+    return flat
 
 
 _CALLS = {"evaluate": "test_step", "predict": "predict_step"}

@@ -115,8 +115,13 @@ class TraceFacts:
                 "the same for batches of any size, or make a new optimizer and a new Step."
             )
 
-    def means(self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Divide the gradient of each term and add them up: one for each joined weight, None where it has none."""
+    def means(
+        self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor | None]
+    ) -> list[tf.Tensor | None]:
+        """Divide the gradient of each term and add them up: one for each joined weight, None where it has none.
+
+        A divisor that is None stands for 1.
+        """
         sums = iter(flat)
         means: list[tf.Tensor | None] = []
         for divisor, of_term in zip(divisors, self.has_gradient, strict=True):
@@ -124,7 +129,9 @@ class TraceFacts:
             means = means or [None] * len(parts)
             for i, gradient in enumerate(parts):
                 if gradient is not None:
-                    mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
+                    mean = gradient
+                    if divisor is not None:
+                        mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
                     before = means[i]
                     means[i] = mean if before is None else before + mean
         return means

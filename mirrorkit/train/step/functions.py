@@ -11,16 +11,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
-from mirrorkit.train.keras_model.calling import call_model, require_no_foreign_weights, with_values
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
-from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, match, unpack_batch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
+from mirrorkit.train.keras_model.row_draws import row_draws
 from mirrorkit.train.reduce.gathering import gathering, rows_of_all
-from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, SummedSparseGradient, as_rows, dense_of
-from mirrorkit.train.reduce.tracing import TraceOnce, foreign_state, outside_replica, require_only_read
+from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
+from mirrorkit.train.replica_code.own_step import OwnStep, cannot_train
+from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.pure_step import Ran, Values, run_pure
+from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.replica_code.step_function import overrides, step_of
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
@@ -28,27 +32,19 @@ from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.empty_shares import has_no_rows, of_size
 from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
 from mirrorkit.train.step.loop_step import Pass
-from mirrorkit.train.step.loss_scale import all_finite, only_if, scaled
+from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.own_loss import names_of_values
 from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
 from mirrorkit.train.step.tables import needs_rows
 from mirrorkit.train.step.whole_batch import EachExample
-from mirrorkit.train.totals.totals import EXAMPLES, Term, Totals, summed
+from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
 class Functions:
-    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches).
-
-    Attributes:
-        needs_total: whether a shard must know how many rows the whole batch has.
-    """
-
-    needs_total = False
+    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches)."""
 
     def __init__(
         self,
-        model: KerasModel,
         optimizer: KerasOptimizer,
         options: Options,
         *,
@@ -60,8 +56,9 @@ class Functions:
         devices: OneDevice,
         apply: ReplicatedOptimizer,
         loss: EachExample,
+        own: OwnStep,
     ) -> None:
-        self._model, self._apply = model, apply
+        self._own, self._model, self._apply = own, own.model, apply
         self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
         self._options = options
         self.state = state
@@ -69,13 +66,16 @@ class Functions:
         self._variables, self._averages = variables, averages
         self._clock, self._shards = clock, shards
         self._devices, self._loss = devices, loss
-        self.communicate(train=state.synchronized or loss.communicates, test=loss.communicates)
+        self._communicate(train=state.synchronized or loss.communicates, test=loss.communicates)
         self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
         self._totals: Totals | None = None
         self._facts: TraceFacts | None = None
+        # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
+        self._scales = not (own.by_user and overrides(own.model, "train_step"))
+        self._depends: list[bool] = []  # of each weight, whether the loss does
         self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
-    def communicate(self, *, train: bool, test: bool) -> None:
+    def _communicate(self, *, train: bool, test: bool) -> None:
         """Say in which passes replicas communicate: these must be traced on each replica."""
         self.training, self.testing = (self._devices.replicas(communicate=one) for one in (train, test))
         trace = functools.partial(self._devices.trace, jit_compile=self._options.jit_compile)
@@ -83,20 +83,17 @@ class Functions:
         self._test_sums = trace(self.shard_totals, alone=not test)
 
     def resolve(self, batch: UnpackedBatch, what: Pass = "train") -> None:
-        """Find out, once, which loss and metrics belong to which output, and refuse data that does not fit them."""
-        if self._totals is None or not self._totals.has_seen(batch):
-            self._totals = outside_replica(lambda: self._resolved(batch))
-        self._totals.require_targets(batch)
-
-    def _resolved(self, batch: UnpackedBatch) -> Totals:
-        given = self._options
-        if given.of_values:
-            return self._totals or Totals.of_values(names_of_values(self._model, self._variables, batch.x, self.gather))
-        with gathering(self.gather):
-            if self._totals is None:
-                asked = given.losses, given.metrics, given.unchecked
-                return Totals.resolve(self._model, batch, *asked, trains=given.trains)
-            return self._totals.checked(self._model, batch, given.unchecked)
+        """Trace the step once for data of this kind, and refuse one that is no function of values."""
+        try:
+            found = self._own.found(what, self._options.data(batch.present))
+        except NotAFunction as why:
+            raise self._refused(what, why) from why
+        self._totals = self._totals or Totals(self._model)
+        if what == "train":
+            self._totals.divisors = found.means
+        asks = {one: passing.communicate for one, passing in (("train", self.training), ("test", self.testing))}
+        if found.asks and not asks[what]:
+            self._communicate(**asks | {what: True})
 
     @property
     def totals(self) -> Totals:
@@ -131,6 +128,11 @@ class Functions:
         return list(self._variables.weights)
 
     @property
+    def weights_with_gradient(self) -> list[Variable]:
+        """Those of them on which the loss depends; known once the step was traced, or run."""
+        return [weight for weight, has in zip(self._variables.weights, self._depends, strict=True) if has]
+
+    @property
     def tables(self) -> Sequence[int]:
         """The numbers of the weights that an update writes in place; see `ReplicatedOptimizer`."""
         return self._apply.tables
@@ -144,9 +146,9 @@ class Functions:
         values: Changing,
         batch: Nest,
         place: tf.Tensor,
+        total: tf.Tensor,
         is_all: bool | tf.Tensor = False,
         largest: int | None = None,
-        total: tf.Tensor | None = None,
     ) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
@@ -154,18 +156,17 @@ class Functions:
         `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows. `total`
         is how many rows the whole batch has, where that must be known.
         """
-        known = [] if total is None else [total]
         like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
         if largest and self.tables and not self.training.communicate:
-            like = self._sums.trace(values, of_size(batch, largest), place, *known).structured_outputs
+            like = self._sums.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self._apply.lazy:
             raise needs_rows("the size of the batch is not known, or several batches make an update")
         if has_no_rows(batch) and not self.training.communicate:
             if self._facts is None:
-                self._found(like or self._sums.trace(values, of_size(batch, None), place, *known).structured_outputs)
+                self._found(like or self._sums.trace(values, of_size(batch, None), place, total).structured_outputs)
             return self.facts.zeros if like is None else by_rows(like.nothing, like)
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            sums = self._sums(values, batch, place, *known)
+            sums = self._sums(values, batch, place, total)
         self._found(sums)
         return sums.sent(self._dense) if like is None else by_rows(sums, like)
 
@@ -183,45 +184,116 @@ class Functions:
         values: Changing,
         batch: Nest,
         place: tf.Tensor,
+        total: tf.Tensor,
         is_all: bool | tf.Tensor = False,
-        total: tf.Tensor | None = None,
     ) -> Sums:
         """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
-        known = [] if total is None else [total]
         if has_no_rows(batch) and not self.testing.communicate:
             if self.test_changes is None:
-                found = self._test_sums.trace(values, of_size(batch, None), place, *known).structured_outputs[1]
+                found = self._test_sums.trace(values, of_size(batch, None), place, total).structured_outputs[1]
                 self.test_changes = [value is not None for value in found]
             state = [tf.zeros(v.shape) for v, has in zip(self.state.variables, self.test_changes, strict=True) if has]
             return {"totals": tf.zeros([self.totals.size]), "state": state}
         with gathering(functools.partial(rows_of_all, is_all=is_all)):
-            totals, state = self._test_sums(values, batch, place, *known)
+            totals, state = self._test_sums(values, batch, place, total)
         self.test_changes = [value is not None for value in state]
         return {"totals": totals, "state": [value for value in state if value is not None]}
 
-    def shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor) -> ShardSums:
+    def run(self, what: Pass, values: Changing, state: Sequence[tf.Tensor], batch: Nest, place: Any, total: Any) -> Ran:
+        """Run the model's step on a shard, with these values of its variables."""
+        rows = tf.cast(count_examples(batch), tf.float32)
+        all_rows = tf.cast(total, tf.float32)
+        share = Share(0, self._own.replicas, rows, all_rows, 1.0, lambda: place, row_draws())
+        scale = values.scale[0] if self._options.loss_scale is not None and what == "train" else None
+        # Keras's own step scales its loss: here to its part of the whole batch's, whose gradients are then those of
+        # Keras on one device. Another's is a mean over the rows, and as many times larger as there are shards.
+        is_part = self._scales and self._shards > 1 and what == "train"
+        if scale is not None:
+            scale /= self._options.accumulate if is_part else self._shards
+        if is_part:
+            scale = share.fraction if scale is None else scale * share.fraction
+        given = Values(values.weights, state, self.totals.zeros)
+        is_check = tf.executing_eagerly() or row_draws() is not None
+        try:
+            ran = run_pure(
+                self._model,
+                step_of(self._model, what),
+                given,
+                self._options.data(batch),
+                share,
+                gather=self._loss.gather_of(None if is_part else rows),
+                scale=scale,
+                is_part=is_part,
+                separates=self._own.separates and not is_check,
+                by_user=self._own.by_user,
+            )
+        except NotAFunction as why:
+            raise self._refused(what, why) from why
+        if what == "train":
+            self._depends = [gradient is not None for gradient in ran.gradients]
+        if scale is not None and not ran.scope.is_scaled:
+            raise StepError(
+                f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
+                "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
+            )
+        passing = self.training if what == "train" else self.testing
+        if ran.scope.asks and self._own.replicas > 1 and not (passing.communicate or row_draws()):
+            raise StepError(
+                "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
+                "batches have masks and weights, or none."
+            )
+        if self._shards > 1 and "state" not in self._options.unchecked and not tf.executing_eagerly():
+            self.state.require_no_rows(state, ran.state, batch)
+        return ran
+
+    def _refused(self, what: str, why: NotAFunction) -> StepError:
+        if not self._options.runs_keras:
+            return cannot_train(self._model, what, why)
+        return StepError(
+            f"The train_step of {type(self._model).__name__} makes one update, and so is run as a function of values; "
+            f"this {what}_step cannot be: {why}. Let it write and log for this data what it does for the training's."
+        )
+
+    def shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
         """Return what a shard adds; traced by `train_sums`."""
-        weights = values.weights
 
         def sums() -> ShardSums:
-            own_state = self.state.seeded(values.state, place)
-            with tf.GradientTape(persistent=tf.executing_eagerly()) as tape:  # see `_gradients`
-                tape.watch(weights)
-                terms, totals, new_state = self.forward(weights, own_state, batch, training=True, tape=tape)
-                objectives = [self._scaled(term, totals, values.scale) for term in terms]
-            found = _gradients(tape, [objective for objective, _ in objectives], weights)
-            tables = [i for i in self.tables if sum(of_term[i] is not None for of_term in found) == 1]
-            gradients = {}
-            for term, (_, unscale), of_term in zip(terms, objectives, found, strict=True):
-                gradients[term.divisor] = [self._sum(i, g, unscale, i in tables) for i, g in enumerate(of_term)]
-            if all(gradient is None for of_term in gradients.values() for gradient in of_term):
-                raise StepError(
-                    "The loss does not depend on any trainable weight of the model. Look at loss and model."
-                )
-            return ShardSums(gradients, self.state.sums(own_state, new_state, lambda: totals[EXAMPLES]), totals)
+            state = self.state.seeded(values.state, place)
+            ran = self.run("train", values, state, batch, place, total)
+            factor, divisor = self._factor(ran, values)
+            totals, terms = self.totals.of(ran, divisor), ran.scope.terms
+
+            def sent(gradients: Sequence[Any], factor: tf.Tensor | None) -> list[tf.Tensor | SparseGradient | None]:
+                def times(gradient: tf.Tensor) -> tf.Tensor:
+                    return gradient if factor is None else gradient * tf.cast(factor, gradient.dtype)
+
+                return [self._sum(i, g, times, i in self.tables and not terms) for i, g in enumerate(gradients)]
+
+            gradients = {DIVISOR: sent(ran.gradients if ran.scope.rest is None else ran.scope.rest, factor)}
+            for term in terms:
+                # What counts in the whole batch, for the rows that the rest is multiplied by.
+                of_term = term.divisor.portion / ran.scope.share.rows
+                gradients[totals.shape[0]] = sent(term.gradients, of_term if factor is None else factor * of_term)
+                totals = tf.concat([totals, [term.divisor.own]], 0)
+            state = self.state.sums(state, ran.state, lambda: totals[EXAMPLES])
+            return ShardSums(gradients, state, totals)
 
         of_shard: ShardSums = self.training.run(batch, sums)
         return of_shard
+
+    def _factor(self, ran: Ran, values: Changing) -> tuple[tf.Tensor | None, tf.Tensor]:
+        """Return what a shard's gradient is multiplied by, None for 1, and its part of what divides the sum of all."""
+        share, is_part = ran.scope.share, ran.scope.is_part
+        factor = None if self._shards == 1 else share.rows
+        divisor = share.rows
+        if is_part:
+            # Several batches make one update, each by its number of rows.
+            is_alone = self._options.accumulate == 1
+            factor, divisor = (None, share.fraction) if is_alone else (share.total, share.rows)
+        if self._options.loss_scale is None:
+            return factor, divisor
+        unscale = (self._options.accumulate if is_part else self._shards) / values.scale[0]
+        return unscale if factor is None else factor * unscale, divisor
 
     def _sum(
         self, weight: int, gradient: Any, unscale: Callable[[tf.Tensor], tf.Tensor], may_be_rows: bool
@@ -234,59 +306,19 @@ class Functions:
             raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
         return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
 
-    def shard_totals(self, values: Changing, batch: Nest, place: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+    def shard_totals(
+        self, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         """Return the same without training; traced by `test_sums`."""
 
         def totals() -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-            own_state = self.state.seeded(values.state, place)
-            with tf.GradientTape() as tape:
-                _, totals, new_state = self.forward(values.weights, own_state, batch, training=False, tape=tape)
-            return totals, self.state.sums(own_state, new_state, lambda: totals[EXAMPLES])
+            state = self.state.seeded(values.state, place)
+            ran = self.run("test", values, state, batch, place, total)
+            found = self.totals.of(ran)
+            return found, self.state.sums(state, ran.state, lambda: found[EXAMPLES])
 
         found: tuple[tf.Tensor, list[tf.Tensor | None]] = self.testing.run(batch, totals)
         return found
-
-    def objective(
-        self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], batch: Nest, place: tf.Tensor, training: bool
-    ) -> tf.Tensor:
-        """Return what a shard's step minimizes; outside of the training, with these values of weights and state."""
-        with tf.GradientTape() as tape:
-            terms, *_ = self.forward(weights, self.state.seeded(state, place), batch, training=training, tape=tape)
-        return summed([term.numerator for term in terms])
-
-    def forward(
-        self,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        batch: Nest,
-        *,
-        training: bool,
-        tape: tf.GradientTape,
-    ) -> tuple[list[Term], tf.Tensor, list[tf.Tensor]]:
-        """Return what to minimize, the totals, and the layer state after the pass."""
-        batch = unpack_batch(batch)
-        with self._loss.tracing():
-            y_pred, new_state, added = call_model(self._model, weights, state, batch.x, training=training)
-            require_no_foreign_weights(tape, weights)
-            if self._shards > 1 and "state" not in self._options.unchecked and not tf.executing_eagerly():
-                self.state.require_no_rows(state, new_state, batch.x)
-            outputs = match(self.totals.names, batch.y, y_pred, batch.weight)
-            with with_values(self._model, weights, new_state) as assigned:  # which a loss or a metric may read
-                terms, totals = self.totals.of(outputs, tf.cast(count_examples(batch), tf.float32), added)
-            if assigned:
-                raise foreign_state([f"the Keras variable {path!r} (assigned in a loss)" for path in assigned.values()])
-        return terms, totals, new_state
-
-    def _scaled(
-        self, term: Term, totals: tf.Tensor, scale: list[tf.Tensor]
-    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        """Return a term as float16 is to see it, and what makes its gradient that of the term again."""
-        if self._options.loss_scale is None:
-            return term.numerator, lambda gradient: gradient
-        share = totals[term.divisor]
-        if self.training.communicate:  # which mixes gradients: one number for all
-            share = all_reduce(share) / tf.distribute.get_replica_context().num_replicas_in_sync
-        return scaled(term.numerator, share * self._shards, scale[0])
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
@@ -302,7 +334,7 @@ class Functions:
         """Return new values and totals, and what is left to do: the gradients of tables, and whether they count."""
         old, totals = self._variables.regroup(flat), sums["totals"]
         gradients, rows = self._apply.summed(sums["gradients"], self.facts)
-        divisors = [totals[index] for index in self.facts.divisors]
+        divisors = [None if self._shards == 1 else totals[index] for index in self.facts.divisors]
         weights, slots, averages = self._applied(old, gradients, rows, divisors, rate)
         left = [weights[i] for i in self.tables]
         weights = [None if i in self.tables else value for i, value in enumerate(weights)]
@@ -322,7 +354,7 @@ class Functions:
         old: Changing,
         gradients: Sequence[tf.Tensor],
         rows: Mapping[int, SummedSparseGradient],
-        divisors: Sequence[tf.Tensor],
+        divisors: Sequence[tf.Tensor | None],
         rate: Sequence[tf.Tensor],
     ) -> tuple[Kept, Kept, Kept]:
         """Return the new weights, slots and averages of the weights."""
@@ -337,23 +369,9 @@ class Functions:
         return self._apply.new_values(of_weights, gradient, self.facts, self._devices.stages)
 
     def _mean_gradients(
-        self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor]
+        self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor | None]
     ) -> list[tf.Tensor | None]:
         """Return the clipped gradient of the whole batch: one for each joined weight, None where it has none."""
         means = self.facts.means(joined, flat, divisors)
         clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
         return [None if gradient is None else next(clipped) for gradient in means]
-
-
-def _gradients(
-    tape: tf.GradientTape, objectives: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-) -> list[Sequence[Any]]:
-    """Return the gradients of each objective.
-
-    A persistent tape gives several, too; without a graph nothing else does. But in one, TensorFlow puts a loop that is
-    recorded by such a tape into a function of its own, and parts of the loop onto the first replica's device: a
-    recurrent layer copies its state there and back at each time step.
-    """
-    if len(objectives) == 1 or tf.executing_eagerly():
-        return [tape.gradient(objective, weights) for objective in objectives]
-    return [tf.gradients(objective, weights) for objective in objectives]

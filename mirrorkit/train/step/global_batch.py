@@ -122,8 +122,8 @@ class OwnRows:
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`; in replica context."""
-        own = count_examples(self._rows)
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        context, own = tf.distribute.get_replica_context(), count_examples(self._rows)
+        return own if context.num_replicas_in_sync == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 
 def this_replica() -> tuple[Any, int]:

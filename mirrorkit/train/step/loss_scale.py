@@ -7,7 +7,7 @@ same steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -73,18 +73,6 @@ class LossScale:
         grows = finite & (good + 1 >= self.growth_steps)
         scale = tf.where(finite, tf.where(grows, scale * 2, scale), scale / 2)
         return [scale, tf.where(finite & ~grows, good + 1, 0), skipped]
-
-
-def scaled(
-    numerator: tf.Tensor, count: tf.Tensor, scale: tf.Tensor
-) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Return a share's part of the loss, scaled, and what makes its gradient that of the part again.
-
-    Scaled is the mean over the whole batch, as in Keras: a sum would overflow earlier. Its size is not known yet, but
-    near `count`, the share's size times the number of shares.
-    """
-    unscale = count / scale
-    return tf.math.divide_no_nan(numerator * scale, count), lambda g: g * tf.cast(unscale, g.dtype)
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

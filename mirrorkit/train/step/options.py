@@ -12,6 +12,7 @@ from mirrorkit._types import Batch, Nest, PerOutput
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
+from mirrorkit.train.replica_code.step_function import as_keras
 from mirrorkit.train.requirements.arguments import check_options
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
@@ -52,6 +53,7 @@ class Options:
     compiled: object = None  # the model's `compiled_config`, where its arguments are the step's
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
     runs_keras: bool = False  # the model's own train_step
+    as_compiled: bool = False  # what the model's `compile` says, the step is to do
     asked: Sequence[str] = ()  # with it: the names of the options that were given
     trains: bool = True  # there is an optimizer
 
@@ -97,6 +99,12 @@ class Options:
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         return UnpackedBatch(batch) if self.takes_batches else unpack_batch(batch)
+
+    def data(self, parts: Sequence[Nest]) -> Nest:
+        """Return what the model's `train_step` is given, of a batch that was taken apart."""
+        if not self.takes_batches:
+            return tuple(parts)
+        return as_keras(parts[0]) if self.runs_keras else parts[0]
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets, averages, an optimizer, or something to measure can do."""

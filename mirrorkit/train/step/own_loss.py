@@ -11,24 +11,25 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, KerasModel, KerasVariable, Nest, Spec
+from mirrorkit._types import Batch, KerasMetric, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.keras_model.calling import call_model, predict_with, predicting
+from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, predicting
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.reduce.gathering import Gather, gathering
-from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.requirements.model import check_predicts_as_keras
-from mirrorkit.train.step.changing import Changing
 
 LossFunction = Callable[..., Any]  # (batch) or (batch, training) -> values [rows], or a dict of them
 
 
 class LossModel(Models):
-    """The models, and as their call the user's function; its outputs are values [rows] by name."""
+    """The models, and as their call the user's function; its outputs are values [rows] by name.
+
+    A step of it is Keras's own `train_step`, whose loss is the mean of the values named "loss".
+    """
 
     def __init__(self, models: Nest, loss_fn: LossFunction, frozen: Nest) -> None:
         wrong = [
@@ -49,7 +50,13 @@ class LossModel(Models):
         def values(batch: Batch, training: bool) -> Nest:
             return loss_fn(batch, training=training) if takes_training else loss_fn(batch)
 
-        self._values = values  # a function, so that Keras tracks no layer that `loss_fn` may be
+        means: dict[str, KerasMetric] = {}
+
+        def means_by_name() -> dict[str, KerasMetric]:
+            return means
+
+        # Both functions, so that Keras tracks no layer that `loss_fn` may be, and saves no metric with the models.
+        self._values, self._means = values, means_by_name
 
     @property
     def trainable_variables(self) -> list[KerasVariable]:
@@ -87,6 +94,40 @@ class LossModel(Models):
         is_number = {name: tf.is_tensor(value) and not value.dtype.is_floating for name, value in named.items()}
         return {name: tf.cast(value, tf.float32) if is_number[name] else value for name, value in named.items()}
 
+    def measure(self, names: Sequence[str]) -> None:
+        """Create a metric for each value that is logged; in the strategy's scope."""
+        for name in names:
+            if name != "loss" and name not in self._means():
+                self._means()[name] = keras.metrics.Mean(name=name)
+
+    @property
+    def metrics(self) -> list[KerasMetric]:
+        """Keras's, among them the loss, and the means of what else the function returns."""
+        return [*super().metrics, *self._means().values()]
+
+    def train_step(self, data: Batch) -> Mapping[str, Any]:
+        """Let Keras train with the whole batch as what the model is called on."""
+        return super().train_step((data,))  # type: ignore[no-any-return]
+
+    def test_step(self, data: Batch) -> Mapping[str, Any]:
+        """See `train_step`."""
+        return super().test_step((data,))  # type: ignore[no-any-return]
+
+    def compute_loss(
+        self, x: Nest, y: Nest, y_pred: Mapping[str, tf.Tensor], sample_weight: Nest, training: bool = True
+    ) -> tf.Tensor:
+        """Return the mean over the rows, and what layers add."""
+        added = [tf.cast(tf.reduce_sum(one), tf.float32) for one in self.losses]
+        return tf.add_n([tf.reduce_mean(tf.cast(y_pred["loss"], tf.float32)), *added])
+
+    def compute_metrics(
+        self, x: Nest, y: Nest, y_pred: Mapping[str, tf.Tensor], sample_weight: Nest = None
+    ) -> Mapping[str, Any]:
+        """Count the other values, one for each row."""
+        for name, metric in self._means().items():
+            metric.update_state(y_pred[name])
+        return self.get_metrics_result()  # type: ignore[no-any-return]
+
 
 def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
     """Return what tells the ids of the variables that are not trained: those of a model come when it is built."""
@@ -97,17 +138,19 @@ def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
     return lambda: {id(variable) for layer in frozen for variable in layer.variables}
 
 
-def names_of_values(model: KerasModel, variables: Changing, x: Nest, gather: Gather) -> list[str]:
-    """Return the names of the values that the user's loss function, as a model, gives for a batch."""
+def names_of_values(model: LossModel, x: Spec) -> list[str]:
+    """Return the names of the values that the user's loss function gives for a batch, which is traced for that."""
 
-    def values(weights: list[tf.Tensor], state: list[tf.Tensor], x: Nest) -> Nest:
-        with gathering(gather):
-            return call_model(model, weights, state, x, training=False)[0]
+    def traced(specs: Spec) -> Mapping[str, Nest]:
+        graph = private.get("__internal__.FuncGraph")("loss_fn")
+        groups = (model.trainable_variables, model.non_trainable_variables)
+        with graph.as_default():
+            weights, state = (placeholders(group) for group in groups)
+            outputs, *_ = call_model(model, weights, state, placeholders(specs), training=False)
+        found: Mapping[str, Nest] = outputs
+        return found
 
-    groups = (variables.weights, variables.state)
-    known = [[tf.TensorSpec(variable.shape, variable.dtype) for variable in group] for group in groups]
-    trace = TraceOnce(values, reads=True).trace
-    return value_names(x, lambda x: trace(*known, x).structured_outputs)
+    return value_names(x, traced)
 
 
 def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:

@@ -97,8 +97,9 @@ class Step:
         shard_optimizer: bool = False,
         sparse_embeddings: bool | str = "auto",
     ) -> None:
-        check_overrides(model)
-        warn_on_logits_mismatch(model, loss)
+        if not isinstance(model, LossModel):
+            check_overrides(model)
+            warn_on_logits_mismatch(model, loss)
         self._begin(
             model,
             optimizer,
@@ -154,7 +155,10 @@ class Step:
             step._begin(model, model.optimizer, options_of_keras(model, options))
             return step
         step = cls(model, **{**compiled_parts(model), **options})
-        step._options = dataclasses.replace(step._options, compiled=compiled_config(model))
+        is_as_compiled = not {"optimizer", "loss", "metrics", "weighted_metrics", "loss_weights"} & set(options)
+        asked = sorted(set(options) - {"unchecked"})
+        config = compiled_config(model)
+        step._options = dataclasses.replace(step._options, compiled=config, as_compiled=is_as_compiled, asked=asked)
         return step
 
     @classmethod

@@ -15,7 +15,7 @@ from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, requi
 from mirrorkit.train.keras_model.calling import predict_with, require_assignable, with_values
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
-from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, unpack_batch, with_known_shapes
 from mirrorkit.train.keras_model.seeds import draws_at
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
@@ -41,8 +41,8 @@ from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
-from mirrorkit.train.step.keras_functions import KerasFunctions
 from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.untrained import stand_in
@@ -56,9 +56,11 @@ class Supervised:
 
     Attributes:
         functions: the arithmetic.
+        only_for: see `KerasStep`.
     """
 
     loss_index = LOSS
+    only_for: Spec = None
 
     def __init__(
         self,
@@ -67,11 +69,13 @@ class Supervised:
         optimizer: KerasOptimizer | None,
         options: Options,
         *,
+        own: OwnStep,
+        measured: Measured,
         shown: KerasModel | None = None,
-        own: OwnStep | None = None,
     ) -> None:
         require_same_compile(model, options.compiled)
-        check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
+        if options.runs_keras:
+            check_model(model, scaled=options.loss_scale is not None)
         options = variants.for_strategy(options, strategy, model)
         variants.check_model(options, strategy, model)
         if is_tpu(strategy):
@@ -85,20 +89,20 @@ class Supervised:
         self._layer_state = state = LayerState(model)
         with strategy.scope():
             self._apply = variants.make_optimizer(options, strategy, optimizer, model)
-            if options.trains and own is None:
+            if options.trains and not options.runs_keras:
                 compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
         self._compiled = None if options.compiled is None else compiled_config(model)
-        self.strategy, self.trained, self.own = strategy, model, own
-        self.model = shown or model  # what callbacks see
+        self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
+        self.model, self.optimizer = shown or model, optimizer  # what callbacks see
         self.options, self.accumulate = options, options.accumulate
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
         self.checked: set[str] = set()  # before which kind of pass a batch was checked
-        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds, always=own is not None)
+        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds, always=options.runs_keras)
         averages = [] if self.averages is None else self.averages.variables
         self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
         self._devices = variants.make_devices(options, strategy, self._changing)
@@ -107,9 +111,7 @@ class Supervised:
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
         self._outputs_with = self._devices.predicting(self._pure_outputs)
-        kind = Functions if own is None else functools.partial(KerasFunctions, own=own)
-        self.functions: Functions = kind(
-            model,
+        self.functions = Functions(
             optimizer,
             options,
             state=state,
@@ -120,6 +122,7 @@ class Supervised:
             devices=self._devices,
             apply=self._apply,
             loss=self._loss,
+            own=own,
         )
         self._in_place = self._apply.in_place(weights)
         self._update = Update(
@@ -181,12 +184,12 @@ class Supervised:
 
     def can(self, what: Need) -> bool:
         """Evaluate and predict it always can, but for a model whose own step calls its parts alone."""
-        return self.own is None or can(self.own.model, what)
+        return not self.options.runs_keras or can(self.own.model, what)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do."""
         self.options.require(what)
-        if self.own is not None:
+        if self.options.runs_keras:
             require(self.own.model, what)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
@@ -196,7 +199,7 @@ class Supervised:
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
         check_tensors(tuple(batch))
-        if self.own is None:
+        if not self.options.runs_keras:
             check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
         self.functions.resolve(batch, what)
@@ -204,12 +207,12 @@ class Supervised:
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
         if not self.options.takes_batches:
-            check_labels(self.totals, labels)
+            check_labels(self.measured.labelled, labels)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         parts = self.options.unpack(batch)
-        parts = parts if self.own is not None else self._cast(parts)  # a model's own step gets what Keras gives it
+        parts = parts if self.options.runs_keras else self._cast(parts)  # a model's own step gets what Keras gives it
         return parts if self.options.takes_batches else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property
@@ -237,7 +240,8 @@ class Supervised:
 
     def describe_totals(self) -> list[str]:
         """Return in words which losses and metrics they add up."""
-        return self.totals.described()
+        losses = [f"{name} ({function})" for name, function in self.measured.functions.items()]
+        return [*losses, *self.totals.described]
 
     @property
     def modes(self) -> Mapping[str, str]:
@@ -253,8 +257,7 @@ class Supervised:
         self.prepare(rows)
         now = self.clock.now()
         given = self.values(now.seeds, in_place=True), self.unpack(rows).present, now.place(part, use)
-        total = batch.examples() if self.functions.needs_total else None
-        return copies.weigh(self.functions.train_sums(*given, copies.is_all, largest, total))
+        return copies.weigh(self.functions.train_sums(*given, batch.examples(), copies.is_all, largest))
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -292,8 +295,7 @@ class Supervised:
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds, in_place=True)
         given = values, self.unpack(rows).present, now.place()
-        total = batch.examples() if self.functions.needs_total else None
-        sums = copies.weigh(self.functions.test_sums(*given, copies.is_all, total))
+        sums = copies.weigh(self.functions.test_sums(*given, batch.examples(), copies.is_all))
         if sums["state"]:
             changes = self.functions.test_changes or []
             if not self._devices.has_copies:
@@ -324,7 +326,7 @@ class Supervised:
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
-        if self.own is not None:
+        if self.options.runs_keras:
             return self.own.predict(rows)
         if self.options.predict is not None:
             return self.options.predict(rows)
@@ -342,9 +344,15 @@ class Supervised:
         self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int, *, training: bool = True
     ) -> tf.Tensor:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
-        self.prepare(rows)
+        what: Pass = "train" if training else "test"
+        self.prepare(rows, what)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
-        return self.functions.objective(weights, state, self.unpack(rows).present, place, training)
+        parts, values = self.unpack(rows).present, self.values()._replace(weights=weights, state=state)
+        values = values._replace(scale=[tf.ones_like(one) for one in values.scale])
+        ran = self.functions.run(
+            what, values, self._layer_state.seeded(state, place), parts, place, count_examples(parts)
+        )
+        return ran.scope.minimized if training else ran.logs["loss"]
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""

@@ -5,27 +5,45 @@ TensorFlow refuses other labels on CPUs while it computes the loss. On GPUs, and
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Loss, Nest
 from mirrorkit.errors import DataError
-from mirrorkit.train.keras_model.outputs import per_output
-from mirrorkit.train.totals.losses import setting_of
-from mirrorkit.train.totals.totals import Totals
+from mirrorkit.train.totals.losses import LossCall, setting_of
 
 
-def check_labels(totals: Totals, labels: Nest) -> None:
+class LabelledLoss(NamedTuple):
+    """A loss, and which of the targets it takes, by the place in them."""
+
+    loss: Loss
+    place: int
+    classes: int | None  # how many the model's output has
+
+
+def labelled(calls: Sequence[LossCall], y: Nest) -> list[LabelledLoss]:
+    """Return the losses that take class labels, from the calls of a trace with these targets."""
+    places = {id(one): place for place, one in enumerate(tf.nest.flatten(y))}
+    return [
+        LabelledLoss(call.loss, places[id(call.y)], call.y_pred.shape[-1])
+        for call in calls
+        if id(call.y) in places and _takes_classes(call.loss) and call.y_pred.shape.rank
+    ]
+
+
+def check_labels(losses: Sequence[LabelledLoss], labels: Nest) -> None:
     """Refuse labels of a set (arrays in memory) that a sparse loss has no class for; name the first."""
-    targets = per_output(totals.names, labels, "targets")
-    for (output, loss), classes in zip(totals.losses.members, totals.losses.widths, strict=True):
-        is_numbers = isinstance(targets[output], np.ndarray) and targets[output].dtype.kind in "biuf"
-        if is_numbers and classes is not None and _takes_classes(loss):
-            place = _first_other(targets[output], classes, setting_of(loss, "ignore_class"))
+    targets = tf.nest.flatten(labels)
+    for loss, number, classes in losses:
+        is_numbers = isinstance(targets[number], np.ndarray) and targets[number].dtype.kind in "biuf"
+        if is_numbers and classes is not None:
+            place = _first_other(targets[number], classes, setting_of(loss, "ignore_class"))
             if place is not None:
-                found = targets[output][place]
+                found = targets[number][place]
                 where = f" of example {place[0]} (counted from 0, as they lie in the split)"
                 raise DataError(label_fault(found, classes, where))
 
@@ -42,7 +60,7 @@ def label_fault(value: Any, classes: int, where: str) -> str:
 def _takes_classes(loss: Loss) -> bool:
     if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
         return bool(getattr(loss, "axis", -1) == -1)
-    return loss is keras.losses.sparse_categorical_crossentropy
+    return getattr(loss, "fn", loss) is keras.losses.sparse_categorical_crossentropy
 
 
 def _first_other(labels: np.ndarray, classes: int, ignored: int | None) -> tuple[int, ...] | None:

@@ -13,9 +13,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import Loss
-from mirrorkit.train.keras_model.outputs import Output
-from mirrorkit.train.totals.losses import Losses, call_loss, loss_name, loss_sum
+from mirrorkit.train.totals.losses import LossCall, loss_name
 from mirrorkit.variables import unchanged
 
 Shape: TypeAlias = "list[int | None]"
@@ -24,23 +22,18 @@ _ROWS = (132, 156, 204, 228, 276, 348)  # divisible by 12, so that a loss over p
 _SIZE = 7  # of other dimensions that the data does not tell
 
 
-def loss_faults(losses: Losses, outputs: Sequence[Output], unchecked: Sequence[str]) -> dict[str, str]:
-    """Return by its log name what is wrong with the shapes of each loss, but not of the `unchecked` ones.
-
-    The outputs hold tensors or specs.
-    """
+def loss_faults(calls: Sequence[LossCall], names: Sequence[str]) -> dict[str, str]:
+    """Return by its log name what is wrong with the shapes that each loss is called with."""
     found = {}
     with unchanged([]):  # a loss may draw from Python's or NumPy's generator
-        for name, (index, loss) in zip(losses.log_names, losses.members, strict=True):
-            _, y, _, weight = outputs[index]
-            is_single = hasattr(y, "shape") and (weight is None or hasattr(weight, "shape"))
-            if is_single and name not in unchecked and (fault := _fault(name, loss, outputs[index])):
+        for name, call in zip(names, calls, strict=True):
+            if all(tf.is_tensor(one) for one in call[1:3]) and (fault := _fault(name, call)):
                 found[name] = fault
     return found
 
 
-def _fault(name: str, loss: Loss, output: Output) -> str | None:
-    tried = _Tried(loss, output)
+def _fault(name: str, call: LossCall) -> str | None:
+    loss, tried = call.loss, _Tried(call)
     y, y_pred, rows = tried.y, tried.y_pred, tried.rows
     title = f"The {name} ({loss_name(loss)})"
     values = tried.values(y)
@@ -74,11 +67,10 @@ def _fault(name: str, loss: Loss, output: Output) -> str | None:
 class _Tried:
     """A loss on specs of many rows, of targets and weights of other shapes too."""
 
-    def __init__(self, loss: Loss, output: Output) -> None:
-        self._loss = loss
-        self._output = output
-        self.y, self.y_pred = list(output.y.shape), list(output.y_pred.shape)
-        self.weight: Shape | None = None if output.weight is None else list(output.weight.shape)
+    def __init__(self, call: LossCall) -> None:
+        self._call, self._loss = call, call.loss
+        self.y, self.y_pred = list(call.y.shape), list(call.y_pred.shape)
+        self.weight: Shape | None = list(call.weight.shape) if tf.is_tensor(call.weight) else None
         taken = {*self.y[1:], *self.y_pred[1:], *(self.weight or [])[1:]}
         self.rows, self._other_rows, *_ = [rows for rows in _ROWS if rows not in taken]
 
@@ -88,8 +80,12 @@ class _Tried:
         `rows` is how many targets there are, other than outputs, and `size` that of unknown dimensions.
         """
         y, y_pred = ([*shape[:1], *(size if n is None else n for n in shape[1:])] for shape in (y, self.y_pred))
-        specs = [_spec(self._output.y, y, rows or self.rows), _spec(self._output.y_pred, y_pred, self.rows)]
-        return _traced(lambda y, y_pred: call_loss(self._loss, y, y_pred), *specs)
+        specs = [_spec(self._call.y, y, rows or self.rows), _spec(self._call.y_pred, y_pred, self.rows)]
+        return _traced(self._values, *specs)
+
+    def _values(self, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Call the loss as Keras does before its own mean."""
+        return self._loss.call(tf.cast(y, self._loss.dtype), tf.cast(y_pred, self._loss.dtype))
 
     def takes_other_rows(self, y: Shape) -> bool:
         """Return whether it takes more targets than outputs, as only a loss does that does not pair them."""
@@ -97,9 +93,9 @@ class _Tried:
 
     def takes(self, weight: Shape) -> bool:
         """Return whether its values can be summed with sample weights of this shape."""
-        parts = zip(self._output[1:], (self.y, self.y_pred, weight), strict=True)
+        parts = zip(self._call[1:], (self.y, self.y_pred, weight), strict=True)
         specs = [_spec(of, shape, self.rows) for of, shape in parts]
-        return _traced(lambda *parts: loss_sum(self._loss, Output(None, *parts)).numerator, *specs) is not None
+        return _traced(lambda y, y_pred, weight: self._loss(y, y_pred, weight), *specs) is not None
 
 
 def _spec(of: tf.TensorSpec, shape: Shape, rows: int) -> tf.TensorSpec:

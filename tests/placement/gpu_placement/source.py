@@ -20,8 +20,8 @@ _OF_THE_MODEL = {
     f"{name}.py".replace("/", os.sep)
     for name in (
         *("train/keras_model/calling", "train/keras_model/keras_operations"),
-        "train/step/functions",
-        *("train/totals/losses", "train/totals/metrics", "train/totals/totals"),
+        *("train/replica_code/exact_means", "train/replica_code/keras_calls", "train/replica_code/pure_step"),
+        *("train/step/compiled_model", "train/step/functions", "train/totals/totals"),
         "optim/functional",
     )
 }

@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_others_after_an_epoch(
     momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
     again = make_loop(("mirrored", 2), line_net, momentum, loss="mae", metrics=["mae"])
     before = bits(again)
-    with pytest.raises(CheckpointError, match=r"mean_squared_error .*; found .*mean_absolute_error"):
+    with pytest.raises(CheckpointError, match=r"mean_squared_error\).*; found .*mean_absolute_error"):
         again.fit(recipe, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "2")], verbose=2)
     assert "Resumed at step 6: epoch 2/3, after batch 1" in capsys.readouterr().out
     assert bits(again) != before  # restored; nothing was trained

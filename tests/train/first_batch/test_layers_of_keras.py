@@ -156,5 +156,5 @@ def test_what_is_refused(make_loop: Any) -> None:
         inputs = keras.Input((6,))
         return keras.Model(inputs, L.SpectralNormalization(L.Dense(1))(inputs))
 
-    with pytest.raises(StepError, match="assigns its own trainable weight"):
+    with pytest.raises(StepError, match="assigns the weight"):
         check(make_loop(TWO, net), SEQUENCE[:, :, 0], Y)

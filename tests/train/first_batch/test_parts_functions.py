@@ -17,7 +17,6 @@ M = keras.metrics
 ops = keras.ops
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model"),
-    pytest.mark.usefixtures("keras_judges_elsewhere"),
 ]
 
 
@@ -37,7 +36,7 @@ class _MeanOfBatches(M.Metric):
 @pytest.mark.parametrize(("metric", "name"), [(f1, "f1"), (_MeanOfBatches(), "of_batches")], ids=["function", "class"])
 def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"])
-    with pytest.raises(StepError, match=rf"the metric '{name}'.*5 \+ 11 rows.*unchecked=\('{name}',\)"):
+    with pytest.raises(StepError, match=rf"The metric '{name}'.*5 \+ 11 rows.*unchecked=\('{name}',\)"):
         check(loop, X, BINARY)
     again = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
     check(again, X, BINARY)
@@ -51,7 +50,7 @@ def test_a_metric_that_shows_no_fault_with_these_predictions(make_loop: Any) -> 
     def f1_as_rows(y: Any, y_pred: Any) -> Any:  # of [batch], so that its count adds up
         return f1(y, y_pred) * ops.ones_like(y[:, 0])
 
-    with pytest.raises(StepError, match="the metric 'f1_as_rows'"):
+    with pytest.raises(StepError, match="The metric 'f1_as_rows'"):
         check(make_loop(TWO, net, loss="mse", metrics=[f1_as_rows]), X, BINARY)
 
 
@@ -65,7 +64,7 @@ def test_a_loss_over_pairs(loss: Any, make_loop: Any) -> None:
     def net() -> Any:
         return sequential((4,), L.Dense(3), L.UnitNormalization())
 
-    with pytest.raises(StepError, match=r"\((_pairs|Circle)\)"):
+    with pytest.raises(StepError, match=r"\((_pairs|circle)\)"):
         check(make_loop(TWO, net, loss=loss), X, CLASSES)
 
 

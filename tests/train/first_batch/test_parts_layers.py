@@ -17,7 +17,6 @@ M = keras.metrics
 ops = keras.ops
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model"),
-    pytest.mark.usefixtures("keras_judges_elsewhere"),
 ]
 
 

@@ -189,7 +189,7 @@ def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> Non
     y = {"tags": rng.integers(0, 3, (24, 6)), "mood": X[:, :1]}
     options = {"loss": {"tags": "sparse_categorical_crossentropy", "mood": "mse"}, "metrics": {"tags": ["accuracy"]}}
     loop = make_loop(TWO, net, **options)
-    check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=24), "mood": rng.uniform(size=24)})
+    check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=(24, 6)), "mood": rng.uniform(size=24)})
 
 
 LOW_PRECISION = ("mixed_bfloat16", "mixed_float16")

@@ -21,14 +21,13 @@ M = keras.metrics
 ops = keras.ops
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The loss .* does not fit the model"),
-    pytest.mark.usefixtures("keras_judges_elsewhere"),
 ]
 
 
 def _noting(seen: list[Any], compare: Any) -> Any:
-    def noted(step: Any, batch: Any, **options: bool) -> None:
+    def noted(step: Any, batch: Any, what: str) -> Any:
         seen.append(batch)
-        compare(step, batch, **options)
+        return compare(step, batch, what)
 
     return noted
 
@@ -52,7 +51,7 @@ def test_fit_checks_once_and_trains_on_every_batch_all_the_same(
         loop.fit(data, epochs=2, verbose=0)
         loop.fit(data, epochs=1, verbose=0)
     assert len(seen) == 1
-    assert tuple(seen[0].x.shape) == (8, 4)
+    assert tuple(seen[0][0].shape) == (8, 4)
     assert largest_difference(checked.step.model.get_weights(), without.step.model.get_weights()) == 0.0
 
 
@@ -60,7 +59,7 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
     before = loop.step.model.get_weights()
     for _ in range(2):  # a second try is no way around
-        with pytest.raises(StepError, match="the metric 'f1'"):
+        with pytest.raises(StepError, match="The metric 'f1'"):
             loop.fit(plain_dataset(X, BINARY, batch=8), verbose=0)
     assert largest_difference(loop.step.model.get_weights(), before) == 0.0
     assert int(loop.step.optimizer.iterations.numpy()) == 0
@@ -69,7 +68,7 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
 def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
     for _ in range(2):  # a second try is no way around
-        with pytest.raises(StepError, match="the metric 'f1'"):
+        with pytest.raises(StepError, match="The metric 'f1'"):
             loop.evaluate(plain_dataset(X, BINARY, batch=8))
     right = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     right.evaluate(plain_dataset(X, BINARY, batch=8))
@@ -93,7 +92,7 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         apart = y_pred[0::2] - y_pred[1::2]
         return ops.mean(ops.square(ops.concatenate([apart, apart], 0) - y), -1)
 
-    with pytest.raises(StepError, match=r"failed for 'loss': InvalidArgumentError.*unchecked"):
+    with pytest.raises(StepError, match=r"cannot be run on 3 rows.*InvalidArgumentError.*unchecked"):
         check(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
     loop = make_loop(TWO, line_net, loss=of_pairs, unchecked=("loss",))
     loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
@@ -104,7 +103,7 @@ def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: 
         return ops.mean(ops.square(y - y_pred), -1) + 0 * tf.gradients(y_pred, y_pred)[0][:, 0]
 
     make_loop(TWO, line_net, loss=in_graphs_only).fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
-    assert "could not be checked for 'loss': RuntimeError: tf.gradients is not supported" in caplog.text
+    assert "could not be checked: RuntimeError: tf.gradients is not supported" in caplog.text
     loop = make_loop(TWO, class_net, loss="sparse_categorical_crossentropy")
     with pytest.raises(DataError, match="is 7;"):
         loop.fit(plain_dataset(X, np.full(24, 7), batch=24), verbose=0)
@@ -117,7 +116,7 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any) -
 
     data = plain_dataset(X[:16], X[:16, :1], batch=8)
     for run in (make_loop(TWO, net).fit, make_loop(TWO, net).evaluate, make_loop(TWO, net).predict):
-        with pytest.raises(StepError, match=r"(?s)could not be checked for 'rows'.*unchecked=\('rows',\)"):
+        with pytest.raises(StepError, match=r"(?s)cannot be run on 3 rows.*unchecked=.*rows"):
             run(data)
     make_loop(TWO, net, unchecked=("rows",)).fit(data, verbose=0)
 
@@ -138,7 +137,7 @@ def test_what_cannot_run_on_few_rows_is_refused(name: str, accumulate: int, make
         inputs = keras.Input((4,))
         return keras.Model(inputs, L.Dense(1)(L.Lambda(of_rows, output_shape=(4,))(inputs)))
 
-    with pytest.raises(StepError, match="could not be checked for 'rows'"):
+    with pytest.raises(StepError, match="cannot be run on 3 rows"):
         make_loop(TWO, net, accumulate=accumulate).fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
 
 
@@ -147,7 +146,7 @@ def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
         inputs = keras.Input(batch_shape=(24, 4))
         return keras.Model(inputs, L.Dense(1, activation="sigmoid")(inputs))
 
-    with pytest.raises(StepError, match="the metric 'f1'"):
+    with pytest.raises(StepError, match="The metric 'f1'"):
         check(make_loop(TWO, net, loss="mse", metrics=[f1]), X, BINARY)
 
 
@@ -169,7 +168,7 @@ def test_recurrent_layers_are_checked_and_over_many_steps_traced(length: int, ma
     with pytest.raises(StepError, match="depends on the other examples"):
         check(loop, rng.integers(0, 5, (24, length)), X[:, :1])
     assert set(traced[1:]) == {length > 100}  # the first call is for the shapes of outputs
-    assert len(traced) <= 12
+    assert len(traced) <= 14
 
 
 def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
@@ -177,7 +176,7 @@ def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
     loop.warm_up(recipe)
     assert first_batch_check(loop.step.for_loop(loop.strategy)) is None
-    with pytest.raises(StepError, match="the metric 'f1'"):
+    with pytest.raises(StepError, match="The metric 'f1'"):
         make_loop(TWO, binary_net, loss="mse", metrics=[f1]).warm_up(recipe)
 
 
@@ -232,5 +231,5 @@ def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop
         return sequential((4,), L.Dense(3), L.Lambda(counted), L.Dense(1))
 
     loop = make_loop(TWO, net, unchecked=("keras",))
-    with pytest.raises(StepError, match=r"the gradient of '\S+' has the norm"):
+    with pytest.raises(StepError, match=r"gradients .* differ most for '\S+'"):
         check(loop, X, X[:, :1])

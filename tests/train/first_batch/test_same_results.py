@@ -67,7 +67,7 @@ def test_it_is_the_loss_and_its_gradient(others):
     require_same_results(step, BATCH, training=True)
     x, y = (part[:4] for part in BATCH)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum((step.model(x) - y) ** 2)
+        loss = tf.reduce_sum((step.model(x) - y) ** 2) / 4
     gradients = tape.gradient(loss, [weight.value for weight in step.model.trainable_variables])
     np.testing.assert_allclose(sent[0][0], float(loss), rtol=1e-5)
     np.testing.assert_allclose(sent[0][1:, 0], [np.linalg.norm(g) for g in gradients], rtol=1e-5)

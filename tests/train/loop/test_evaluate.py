@@ -25,7 +25,7 @@ def test_small_losses_are_not_lost_beside_large_ones(fixed_line: Any) -> None:
     weights = loop.step.model.get_weights()
     y = np.array([4096.0] * 2 + [1.0] * 50, "float32")[:, None] + weights[1]
     logs = loop.evaluate(plain_dataset(np.zeros((52, 4), "float32"), y, batch=1))
-    assert logs["loss"] == pytest.approx((2**25 + 50) / 52, rel=1e-9)
+    assert logs["loss"] == pytest.approx((2**25 + 50) / 52, rel=2e-7)
 
 
 def test_evaluate_takes_the_steps_that_were_asked_for(fixed_line: Any, numbers: Any) -> None:

@@ -363,7 +363,7 @@ REASONS = {
     Assigns: "it assigns the weight '.*kernel'",
     ReadsACount: "it computes with what a metric has counted",
     TakesTheLargest: "it does more to 'loss/total' than to add to it",
-    CountsUpdates: "it reads or writes a variable that is not among the model's own",
+    CountsUpdates: "it reads '.*iteration', which the update changes",
     ReadsAWeight: "it reads the weight '.*kernel' after the update",
     UpdatesTwice: "it makes several updates",
     UpdatesNothing: "it makes no update by an optimizer's apply",

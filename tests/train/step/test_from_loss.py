@@ -249,7 +249,6 @@ FORBIDDEN: dict[str, tuple[Any, str]] = {
         lambda b, p, v: v + keras.random.normal([], seed=OUTSIDE["seed"]),
         r"seed_generator_state' \(assigned",
     ),
-    "no seed": (lambda b, p, v: v + tf.random.normal([]), "RandomStandardNormal"),
     "a metric": (lambda b, p, v: OUTSIDE["mean"].update_state(v) or v, r"'mean/total' \(assigned"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +13,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.outputs import Output
-from mirrorkit.train.totals.losses import Losses
-from mirrorkit.train.totals.metrics import Metrics
+from mirrorkit.train.totals.losses import noting_losses
 from mirrorkit.train.totals.shapes import loss_faults
 
 L = keras.layers
@@ -42,9 +40,14 @@ def flat(y: Any, y_pred: Any) -> Any:
 
 
 def fault(loss: Any, y: Any, y_pred: Any, weight: Any = None, dtype: Any = tf.float32) -> str | None:
-    specs = [None if shape is None else tf.TensorSpec(shape, dtype) for shape in (y, y_pred, weight)]
-    outputs = [Output(None, specs[0], tf.TensorSpec(y_pred), specs[2])]
-    return loss_faults(Losses(loss, None, outputs), outputs, []).get("loss")
+    kinds = zip((y, y_pred, weight), (dtype, tf.float32, dtype), strict=True)
+    with tf.Graph().as_default():
+        y, y_pred, weight = (None if shape is None else tf.compat.v1.placeholder(kind, shape) for shape, kind in kinds)
+    model = keras.Model()
+    model.compile(loss=loss)
+    with tf.Graph().as_default(), noting_losses() as calls, contextlib.suppress(Exception):
+        model.compute_loss(None, y, y_pred, weight)
+    return loss_faults(calls, ["loss"] * len(calls)).get("loss")
 
 
 N = None
@@ -114,47 +117,6 @@ def test_sample_weights(y: Any, weight: Any, fits: bool) -> None:
     assert found is None if fits else "sample weights [N, 6] do not fit the loss (mean_squared_error)" in str(found)
 
 
-def error(y: Any, y_pred: Any) -> Any:
-    return keras.ops.abs(y - y_pred)
-
-
-class Errors(keras.metrics.Mean):
-    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        super().update_state(error(y, y_pred))
-
-
-@pytest.mark.parametrize(
-    ("metric", "y", "y_pred", "match"),
-    [
-        ("mse", [N], [N, 10], re.escape("'mean_squared_error' (MeanSquaredError) does not take targets [N]")),
-        ("mse", [N], [N, 4], "does not take"),  # not even for four rows
-        (keras.metrics.SparseCategoricalAccuracy(), [N, 10], [N, 10], r"takes class indices, \[N\]"),
-        (error, [N], [N, 1], "'error' compares every target with every output"),
-        (Errors(name="own"), [N], [N, 1], r"'own' compares.*unchecked=\('own',\)"),
-        (lambda y, y_pred: 1 / 0, [N], [N], "could not be computed for targets .* ZeroDivisionError"),
-    ],
-)
-def test_metrics_that_do_not_fit(metric: Any, y: Any, y_pred: Any, match: str) -> None:
-    outputs = [Output(None, tf.TensorSpec(y), tf.TensorSpec(y_pred), None)]
-    with pytest.raises(StepError, match=match):
-        Metrics([metric], None, outputs)
-
-
-@pytest.mark.parametrize(
-    ("metric", "y", "y_pred"),
-    [
-        *(("mse", y, y_pred) for y, y_pred in [([N], [N, 1]), ([N, 1], [N]), ([N, 1], [N, 10]), ([N], [N])]),
-        ("accuracy", [N], [N, 1]),
-        ("accuracy", [N], [N, 4]),
-        (keras.metrics.AUC(), [N], [N, 1]),
-        (Errors(), [N, 1], [N, 1]),
-        (lambda y, value: value, [N], [N, 1]),
-    ],
-)
-def test_metrics_that_fit(metric: Any, y: Any, y_pred: Any) -> None:
-    assert len(Metrics([metric], None, [Output(None, tf.TensorSpec(y), tf.TensorSpec(y_pred), None)]).names) == 1
-
-
 @pytest.fixture
 def fitted(make_loop: Any) -> Callable[..., Any]:
     """`fitted(where, batch, net, y, evaluates=False, **options)`: the logs of a fit or an evaluation."""
@@ -184,9 +146,7 @@ def test_not_even_where_the_rows_are_as_many_as_the_outputs(
 
 
 def test_whoever_knows_better_gets_what_keras_does(fitted: Any) -> None:
-    y, options = np.arange(40, dtype="float32"), {"loss": "mse", "metrics": [keras.metrics.MeanSquaredError(name="m")]}
-    with pytest.raises(StepError, match=r"metric 'm' .* does not take targets"):
-        fitted(("one_device", 1), 10, ten, y, **options, unchecked=("loss",))
+    y = np.arange(40, dtype="float32")
     losses = fitted(("one_device", 1), 10, ten, y, loss="mse", unchecked=("loss",))["loss"]
     keras.utils.set_random_seed(0)
     model = ten()

@@ -1,0 +1,113 @@
+"""What a step measures: losses and metrics, created for the data and checked with it before the first pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from mirrorkit import private
+from mirrorkit._types import KerasModel, Nest, Spec
+from mirrorkit.errors import StepError
+from mirrorkit.train.keras_model.building import outputs_of, symbolic
+from mirrorkit.train.keras_model.calling import placeholders
+from mirrorkit.train.keras_model.inlining import functions_inlined
+from mirrorkit.train.keras_model.outputs import unpack_batch
+from mirrorkit.train.replica_code.step_function import build_as_it_trains, created_in
+from mirrorkit.train.requirements.same_rows import told
+from mirrorkit.train.step.keras_compile import compiled_config
+from mirrorkit.train.step.options import Options
+from mirrorkit.train.step.own_loss import LossModel, names_of_values
+from mirrorkit.train.totals.labels import LabelledLoss, labelled
+from mirrorkit.train.totals.losses import LossCall, log_names, loss_name, noting_losses
+from mirrorkit.train.totals.shapes import loss_faults
+
+
+class Measured:
+    """Creates the losses and metrics of a model for data; outside of the replicas.
+
+    Args:
+        model: whose `train_step` is run.
+        called: the model that it calls.
+        strategy: in whose scope variables are created.
+        options: of the step.
+
+    Attributes:
+        labelled: the losses that take class labels.
+        functions: the names of the losses' functions, by the name of their log.
+    """
+
+    def __init__(
+        self, model: KerasModel, called: KerasModel, strategy: tf.distribute.Strategy, options: Options
+    ) -> None:
+        self._model, self._called, self._strategy, self._options = model, called, strategy, options
+        self.labelled: list[LabelledLoss] = []
+        self.functions: dict[str, str] = {}
+
+    def __call__(self, data: Spec) -> Sequence[tf.Variable]:
+        """Create what is missing for data like this (specs), and refuse losses that it does not fit.
+
+        Returns the trainable variables that the losses read.
+        """
+        if self._options.runs_keras:
+            build_as_it_trains(self._model, data, self._strategy)
+        elif isinstance(self._model, LossModel):
+            names = names_of_values(self._model, data)
+            with created_in(self._strategy):
+                self._model.measure(names)
+        else:
+            return self._of_compiled(data)
+        return []
+
+    def _of_compiled(self, data: Spec) -> Sequence[tf.Variable]:
+        model, failure = self._model, None
+        outputs = _outputs(self._called, unpack_batch(data).x)
+        graph = private.get("__internal__.FuncGraph")("measures")
+        with created_in(self._strategy), functions_inlined(), noting_losses() as calls, graph.as_default():
+            x, y, weight = unpack_batch(placeholders(data))
+            y_pred = placeholders(outputs)
+            try:
+                with tf.GradientTape() as tape:
+                    if compiled_config(model).config.get("loss") is not None:  # else layers add it when they are called
+                        model.compute_loss(x, y, y_pred, weight)
+                    model.compute_metrics(x, y, y_pred, weight)
+            except Exception as error:  # whatever a user's loss may raise
+                failure = error
+        names = log_names(model, calls)
+        self.functions = {name: loss_name(call.loss) for name, call in zip(names, calls, strict=True)}
+        self._require_means(calls)
+        faults = {n: fault for n, fault in loss_faults(calls, names).items() if n not in self._options.unchecked}
+        if faults:
+            know = f"If you know that it is right, write Step(..., unchecked={tuple(faults)!r})."
+            raise StepError(" ".join([*faults.values(), know]))
+        if failure is not None and y is None:
+            raise StepError(
+                "There is a loss or a metric, but the data has no targets. Let the data yield (x, y), with a target "
+                "for every output that has one."
+            ) from failure
+        if failure is not None:
+            raise StepError(f"Keras cannot compute loss and metrics for this data: {told(failure)}") from failure
+        self.labelled = labelled(calls, y)
+        return list(tape.watched_variables())
+
+    def _require_means(self, calls: Sequence[LossCall]) -> None:
+        """Refuse losses that are no numbers for a batch, and sums, of which several batches would make a mean."""
+        shards = self._strategy.num_replicas_in_sync * self._options.accumulate
+        for call in calls:
+            reduction = getattr(call.loss, "reduction", None)
+            is_vector = reduction in ("none", None) and shards > 1
+            if is_vector or (reduction == "sum" and self._options.accumulate > 1):
+                raise StepError(
+                    f"{type(call.loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's "
+                    "fit, so the size of an update depends on the size of the batch, and of its parts. Use "
+                    "reduction='sum_over_batch_size', the default, and scale the learning rate "
+                    "(mk.batching.scale_learning_rate)."
+                )
+
+
+def _outputs(model: KerasModel, x: Spec) -> Nest:
+    """Return specs of what a model gives; as it says itself where it cannot be called, as with RandomCrop."""
+    try:
+        return outputs_of(model, x)
+    except Exception:  # whatever a user's layer may raise
+        return model.compute_output_spec(symbolic(x))
