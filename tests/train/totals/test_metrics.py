@@ -230,3 +230,26 @@ def test_metrics_of_several_numbers_for_several_outputs(make_loop: Any, numbers:
         return {"a": [Rates(), "mae"], "b": ["mae", Rates(keys=("bp", "br"))]}
 
     _assert_as_in_keras(make_loop, net, batches, loss=lambda: {"a": "mse", "b": "mae"}, metrics=metrics)
+
+
+class Hits(keras.metrics.Metric):
+    """Counts on Keras's argmax of int32, which Keras's own accuracies have as int64 in a step."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hits")
+        self.hits = self.add_variable(shape=(), initializer="zeros", name="hits")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        same = keras.ops.argmax(y_pred, -1) == keras.ops.cast(keras.ops.reshape(y, [-1]), "int32")
+        self.hits.assign_add(keras.ops.sum(keras.ops.cast(same, "float32")))
+
+    def result(self) -> Any:
+        return self.hits + 0.0
+
+
+def test_a_metric_of_the_users_own_counts_on_int32(make_loop: Any, numbers: Any) -> None:
+    classes = (numbers[0], np.arange(60) % 3)
+    options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy", Hits()]}
+    loop = make_loop(("mirrored", 2), lambda: classifier(3, "softmax"), **options)
+    logs = loop.evaluate(plain_dataset(*classes, batch=20))
+    assert logs["hits"] == pytest.approx(60 * logs["accuracy"])
