@@ -159,7 +159,9 @@ def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_operations, "_within", ThreadLocal(names=(), totals=None))  # the wrappers look elsewhere
+    monkeypatch.setattr(
+        keras_operations, "_within", ThreadLocal(is_on=False, totals=None)
+    )  # the wrappers look elsewhere
     train = _report(_net(), _batches())["train"]
     (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
     assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"

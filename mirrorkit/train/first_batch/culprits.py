@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -63,10 +63,11 @@ class _Model:
 
     def rows(self) -> Iterator[str]:
         """Compare the outputs for each row."""
-        whole, *parts = (tf.nest.flatten(outputs) for outputs, *_ in self._called(self._seen, PARTS))
+        outputs, *of_parts = (outputs for outputs, *_ in self._called(self._seen, PARTS))
+        parts = [tf.nest.flatten(part) for part in of_parts]
         values = self._step.options.of_values
         share = SIXTEEN if has_sixteen_bits(self._step.model) else LARGEST
-        for number, (name, output) in enumerate(self._named(whole)):
+        for number, (name, output) in enumerate(self._named(outputs)):
             title = "The model's output" if name is None else f"The output {name!r}"
             if output is not None and output.shape[:1] == [1]:
                 yield (
@@ -99,12 +100,16 @@ class _Model:
                     "keras.layers.BatchNormalization(synchronized=True), and draw from a keras.random.SeedGenerator."
                 )
 
-    def _named(self, outputs: Sequence[tf.Tensor]) -> list[tuple[str | None, tf.Tensor]]:
-        if len(outputs) == 1 and not self._step.options.of_values:
-            return [(None, outputs[0])]
-        known = getattr(self._step.trained, "output_names", None) or self._step.totals.names
-        names = known if len(known) == len(outputs) else [f"output_{i}" for i in range(len(outputs))]
-        return list(zip(sorted(names) if self._step.options.of_values else names, outputs, strict=True))
+    def _named(self, outputs: Nest) -> list[tuple[str | None, tf.Tensor]]:
+        """Return the outputs in flat order, with their names; one output has none."""
+        flat = tf.nest.flatten(outputs)
+        if isinstance(outputs, Mapping) and len(outputs) == len(flat):
+            return list(zip(sorted(outputs), flat, strict=True))  # the order of `flatten`
+        if len(flat) == 1:
+            return [(None, flat[0])]
+        known = getattr(self._step.trained, "output_names", None) or []
+        names = known if len(known) == len(flat) else [f"output_{i}" for i in range(len(flat))]
+        return list(zip(names, flat, strict=True))
 
     def added(self) -> Iterator[str]:
         """Compare what layers add to the loss, which must be a mean over the rows."""

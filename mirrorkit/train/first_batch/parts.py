@@ -12,6 +12,7 @@ targets and with others: with all predictions on one side of a threshold many fa
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -97,9 +98,11 @@ def _compare(step: Supervised, parts: Nest, what: Pass, with_functions: bool) ->
             except MirrorkitError:
                 raise
             except Exception as error:  # whatever a user's step may raise
-                if not set(unchecked) - {"keras"}:  # what is left out may fail on other rows
+                if set(unchecked) - {"keras"}:  # what is left out may fail on other rows
+                    _log.warning("A few rows of the first batch could not be compared: %s", told(error))
+                else:
                     _require_failing(step, parts, what, error)
-                return
+                break
     if differences and of_users:
         name = f"{what}_step of {type(step.model).__name__}"
         raise StepError(f"{name} does not mean the same on shares of a batch: {differences[0]} {CURE}")
@@ -110,10 +113,10 @@ def _compare(step: Supervised, parts: Nest, what: Pass, with_functions: bool) ->
             found["rows"] = [text for text in differences if text]
     names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
     if names:
+        texts = itertools.chain(*(found[name] for name in names))
         raise StepError(
-            f"{step.shards} shards of a batch would not give what the whole batch "
-            f"gives. {' '.join(text for name in names for text in found[name])} (Seen on a few rows of the first "
-            "batch and on parts of them. If you know that it is right, write "
+            f"{step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen on a "
+            "few rows of the first batch and on parts of them. If you know that it is right, write "
             f"Step{'.from_loss' * step.options.of_values}(..., unchecked={names!r}).)"
         )
 
@@ -220,7 +223,9 @@ def _ran(
         scale = [tf.ones_like(value) for value in computed.values.scale]  # the real one may overflow at first
         weights = [_nudged(weight, nudge) for weight in weights] if nudge else weights
         values = computed.values._replace(weights=weights, state=state, scale=scale)
-        compute = _whole if step.is_whole and training else _sums if training else _totals
+        compute = _totals
+        if training:
+            compute = _whole if step.is_whole else _sums
         return [compute(functions, values, in_parts, sizes, total) for sizes in cuts]
 
     return [_as_ran(step, one) for one in computed(of_cuts, state)]

@@ -6,6 +6,7 @@ bypasses the model's `__call__`, which Keras's `fit` does not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -143,7 +144,7 @@ def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
 def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
     """Refuse a pass that assigned what the update would not write."""
     require_assignable(model, assigned)
-    metrics = [variable for layer in layers_of(model) for variable in layer.metrics_variables]
+    metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
     kept = {id(variable) for variable in [*model.non_trainable_variables, *metrics]}
     lost = {key: path for key, path in assigned.items() if key not in kept}
     if lost:

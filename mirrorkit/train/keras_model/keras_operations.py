@@ -29,7 +29,7 @@ from mirrorkit.train.reduce.reduction import all_reduce
 
 Function: TypeAlias = Callable[..., tf.Tensor]
 Total: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-_within = ThreadLocal(names=(), totals=None)
+_within = ThreadLocal(is_on=False, totals=None)
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def without_waits(*, totals: tuple[Total, Total] | None = None) -> Iterator[None
         totals: what sums a message over the replicas in synchronized layers, and what sums its gradient.
     """
     _wrap()
-    with _within.set(names={*_FUNCTIONS}, totals=totals or _within.totals):
+    with _within.set(is_on=True, totals=totals or _within.totals):
         yield
 
 
@@ -48,13 +48,11 @@ def without_waits(*, totals: tuple[Total, Total] | None = None) -> Iterator[None
 def _wrap() -> None:
     """Have Keras's functions do what the block above says; outside of it they are as they were."""
     for name, function in _FUNCTIONS.items():
-        private.replace(name, functools.partial(_within_the_block, name, function))
+        private.replace(name, functools.partial(_within_the_block, function))
 
 
-def _within_the_block(name: str, function: Function, original: Function, *args: Nest, **options: Nest) -> Nest:
-    if name in _within.names:
-        return function(original, *args, **options)
-    return original(*args, **options)
+def _within_the_block(function: Function, original: Function, *args: Nest, **options: Nest) -> Nest:
+    return function(original, *args, **options) if _within.is_on else original(*args, **options)
 
 
 def _signbit(original: Function, x: TensorLike) -> tf.Tensor:

@@ -7,6 +7,7 @@ needs one.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -108,8 +109,8 @@ def writes(graph: tf.Graph) -> set[str]:
 def kinds_in(graph: tf.Graph) -> set[str]:
     """Return the kinds of operations in a graph and in its functions."""
     of_graph = graph.as_graph_def()
-    nodes = [*of_graph.node, *(node for function in of_graph.library.function for node in function.node_def)]
-    return {node.op for node in nodes}
+    of_functions = itertools.chain(*(function.node_def for function in of_graph.library.function))
+    return {node.op for node in itertools.chain(of_graph.node, of_functions)}
 
 
 def _require_pure(trace: ConcreteFunction, reads: bool) -> None:

@@ -36,9 +36,9 @@ def _apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduct
 def _reduce_values(
     original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
 ) -> Any:
-    mean = original(values, sample_weight, reduction)
-    if reduction == "sum" and this_scope() is not None:  # as a mean over the rows of the share
-        return mean / tf.cast(this_scope().share.fraction, mean.dtype)
+    mean, within = original(values, sample_weight, reduction), this_scope()
+    if reduction == "sum" and isinstance(within, PureScope) and not within.by_user:  # as a mean over the share's rows
+        return mean / tf.cast(within.share.fraction, mean.dtype)
     scope = _asking()
     if scope is None:
         return mean

@@ -70,11 +70,12 @@ def _average_loss(
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """A single number is the mean over the rows of a share: it counts as they do.
 
-    A weight that is a Python number is the number of rows, where Keras's `compile` knows it from a shape. In its `fit`
-    batches may have any size, and then all count alike.
+    That of one output's loss Keras weighs by a number of rows that it knows from a shape. In its `fit` batches may have
+    any size, so that it knows none, and all count alike.
     """
     scope = this_scope()
-    if scope is not None and (sample_weight is None or isinstance(sample_weight, int)):
+    of_output = isinstance(scope, PureScope) and not scope.by_user and metric.name.endswith("_loss")
+    if scope is not None and (sample_weight is None or (of_output and isinstance(sample_weight, int))):
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
             sample_weight = tf.cast(scope.share.fraction, metric.dtype)

@@ -181,9 +181,10 @@ def _require_own_variables(
     if foreign := [path for key, path in ran.scope.paths.items() if key not in known]:
         why = foreign_state([f"the Keras variable {path!r}, which is assigned" for path in foreign])
         raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables") from why
-    of_optimizer = [one for one in getattr(model.optimizer, "variables", []) if _reads(graph, one)]
-    if by_user and of_optimizer:
-        raise NotAFunction(f"it reads {path(of_optimizer[0])!r}, which the update changes")
+    if by_user and ran.scope.applied is not None:
+        read_of_optimizer = [one for one in ran.scope.applied.optimizer.variables if _reads(graph, one)]
+        if read_of_optimizer:
+            raise NotAFunction(f"it reads {path(read_of_optimizer[0])!r}, which the update changes")
     if trained:
         names = [variable.name for variable in trained]
         raise NotAFunction(f"it reads {names[0]!r}, which is not among the model's own") from foreign_state(names)

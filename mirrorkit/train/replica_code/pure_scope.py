@@ -66,6 +66,7 @@ class PureScope(Scope):
         gather: what gathers the rows of parts that are computed one after the other, in a check; else None.
         separates: whether gradients of means over something else than rows are kept apart, since several batches make
             an update.
+        by_user: whether it is a user who wrote the step, and not Keras.
 
     Attributes:
         applied: what the one update was given.
@@ -88,6 +89,7 @@ class PureScope(Scope):
         is_part: bool = False,
         gather: Gather | None = None,
         separates: bool = False,
+        by_user: bool = False,
     ) -> None:
         super().__init__(state_mapping=[*weights, *others], collect_losses=True)
         self.share, self.scale, self.is_part = share, scale, is_part
@@ -97,7 +99,7 @@ class PureScope(Scope):
         self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
         self.at_update = 0
         self.minimized: Any = None
-        self.separates = separates
+        self.separates, self.by_user = separates, by_user
         self.divisor: Divisor | None = None  # of the mean that is being taken
         self.terms: list[Term] = []
         self.rest: Sequence[Any] | None = None

@@ -75,8 +75,7 @@ def run_pure(
         data: what the step is given: one replica's rows.
         share: what these are of the batch.
         gather: what `mk.train.all_gather` does.
-        scale, is_part, separates: see `PureScope`.
-        by_user: whether it is a user's, which summaries then keep from being a function.
+        scale, is_part, separates, by_user: see `PureScope`.
     """
     wrap_keras()
     wrap_draws()
@@ -87,8 +86,9 @@ def run_pure(
         *zip(variables, values.metrics, strict=True),
     ]
     of_parts = gathers_within() if row_draws() else None
-    scope = PureScope(share, weights, others, scale=scale, is_part=is_part, gather=of_parts, separates=separates)
-    with _around(model, scope, by_user), gathering(gather), scope, within(scope):
+    kinds = {"is_part": is_part, "separates": separates, "by_user": by_user}
+    scope = PureScope(share, weights, others, scale=scale, gather=of_parts, **kinds)
+    with _around(model, scope), gathering(gather), scope, within(scope):
         logs = named_logs(step(data), step)
     values_after = dict(scope.state_mapping)
 
@@ -110,10 +110,11 @@ def run_pure(
 
 
 @contextmanager
-def _around(model: KerasModel, scope: PureScope, by_user: bool) -> Iterator[None]:
+def _around(model: KerasModel, scope: PureScope) -> Iterator[None]:
     """What surrounds a pass through a model, whoever calls it."""
     with (
-        one_replica(summaries=scope.summaries if by_user else None),
+        # A summary keeps a user's step from being a function; of a layer's, a warning tells.
+        one_replica(summaries=scope.summaries if scope.by_user else None),
         seeds_on_host(),
         without_waits(totals=None if scope.is_part else scope.share.totals()),
         functions_inlined(),

@@ -221,7 +221,7 @@ class Functions:
                 given,
                 self._options.data(batch),
                 share,
-                gather=self._loss.gather_of(None if is_part else rows),
+                gather=self._loss.gather_within,
                 scale=scale,
                 is_part=is_part,
                 separates=self._own.separates and not is_check,

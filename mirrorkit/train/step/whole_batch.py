@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import tensorflow as tf
-
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.gathering import Gather, gathers_within, rows_of_all
@@ -36,11 +32,9 @@ class EachExample:
             )
         return rows
 
-    def gather_of(self, rows: tf.Tensor | None) -> Gather:
-        """Return what `mk.train.all_gather` does in a pass over so many rows, whose loss is a mean over them.
-
-        None stands for a loss that is the rows' part of that of the whole batch.
-        """
+    @property
+    def gather_within(self) -> Gather:
+        """What `mk.train.all_gather` does in a pass over a shard."""
         return self.gather
 
 
@@ -72,30 +66,7 @@ class WholeBatch(EachExample):
         """Return the rows of all replicas."""
         return rows_of_all(rows)
 
-    def gather_of(self, rows: tf.Tensor | None) -> Gather:
-        """See `EachExample`; what gathers is set around the call of a pass, which is traced on each replica.
-
-        The gradient of a mean over a replica's rows counts by their number. So what comes from another replica's mean
-        is multiplied by that one's rows, and divided by its own.
-        """
-        gather = gathers_within() or rows_of_all
-        if rows is None:
-            return gather
-
-        def weighed(values: Nest) -> Nest:
-            sent = tf.nest.map_structure(lambda one: _times_gradient(one, 1 / rows), values)
-            return tf.nest.map_structure(lambda one: _times_gradient(one, rows), gather(sent))
-
-        return weighed
-
-
-def _times_gradient(value: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Return the value, whose gradient is multiplied."""
-    if not value.dtype.is_floating:
-        return value
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-    def same(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.identity(value), lambda gradient: gradient * tf.cast(factor, gradient.dtype)
-
-    return same(value)
+    @property
+    def gather_within(self) -> Gather:
+        """See `EachExample`; what gathers is set around the call of a pass, which is traced on each replica."""
+        return gathers_within() or rows_of_all

@@ -6,13 +6,13 @@ from the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Logs
+from mirrorkit._types import KerasMetric, KerasModel, Logs
 from mirrorkit.train.replica_code.pure_step import Ran, metric_variables
 from mirrorkit.train.replica_code.step_function import flat_logs
 
@@ -21,6 +21,14 @@ from mirrorkit.train.replica_code.step_function import flat_logs
 EXAMPLES, LOSS, DIVISOR, FIXED = 0, 1, 2, 3
 
 _MODES = {"up": "max", "down": "min"}
+
+
+def _each(metric: KerasMetric) -> Iterator[tuple[str, KerasMetric]]:
+    """Yield a metric by the name of its log; those of `compile`, which Keras keeps in one, each by its own."""
+    if metric.name == "compile_metrics" and isinstance(result := metric.result(), Mapping):
+        yield from zip(result, metric.metrics, strict=False)
+    else:
+        yield metric.name, metric
 
 
 class Totals:
@@ -57,12 +65,12 @@ class Totals:
         """For each log name "max" or "min", whichever is better, where Keras knows it."""
         known: dict[str, str] = {}
         for metric in self._model.metrics:
-            inner = getattr(metric, "metrics", None)  # those of `compile` are one
-            for name, one in [(metric.name, metric)] if inner is None else zip(metric.result(), inner, strict=False):
+            for name, one in _each(metric):
                 # private to Keras, whose own callbacks read it; a test watches val_accuracy without a mode
-                direction = getattr(one, "_direction", None)
-                is_loss = type(one) is keras.metrics.Mean and name.endswith("loss")
-                if mode := "min" if is_loss else _MODES.get(str(direction)):
+                mode = _MODES.get(str(getattr(one, "_direction", None)))
+                if type(one) is keras.metrics.Mean and name.endswith("loss"):
+                    mode = "min"
+                if mode is not None:
                     known[name] = mode
         return known
 

@@ -106,7 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "replicas", "options"), CASES, ids=str)
 def test_it_trains_as_the_same_model_without_it(strategy_of: Any, kind: str, replicas: int, options: Any) -> None:
-    """With Keras's own `train_step` the same model is trained by losses and metrics as sums, without running it."""
+    """Keras's own `train_step` gives parts of the mean over the batch; another's means are multiplied afterwards."""
     strategy = strategy_of(kind, replicas)
     found, expected = (_trained(one, strategy, options, lambda: keras.optimizers.Adam(0.01)) for one in (Own, Plain))
     assert found[0].keys() == expected[0].keys()
@@ -412,6 +412,47 @@ def test_a_prediction_before_the_training_decides_nothing(strategy_of: Any) -> N
     assert type(loop.step.for_loop(strategy)) is Supervised
     loop.predict(x)
     assert type(loop.step.for_loop(strategy)) is Supervised
+
+
+class SumsByItself(keras.Sequential):  # type: ignore[misc]
+    """Divides a sum by the rows itself, and weighs its log by them."""
+
+    def __init__(self) -> None:
+        super().__init__([keras.Input((4,)), keras.layers.Dense(1)])
+        self.seen = keras.metrics.Mean(name="seen")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.seen]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        rows = tf.cast(tf.shape(x)[0], tf.float32)
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError(reduction="sum")(y, self(x, training=True)) / rows
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.seen.update_state(loss, sample_weight=rows)
+        return {"seen": self.seen.result()}
+
+
+def test_what_a_step_divides_itself_stays_as_it_is(strategy_of: Any) -> None:
+    x, y = own_models.data(40)
+    x, y = x.reshape(40, -1)[:, :4], x.reshape(40, -1)[:, :1]
+
+    def made() -> Any:
+        keras.utils.set_random_seed(0)
+        model = SumsByItself()
+        model.compile("sgd")
+        return model
+
+    strategy, one = strategy_of("mirrored", 3), made()
+    with strategy.scope():
+        model = made()
+    expected = one.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    found = mk.fit(model, x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(found["seen"], expected["seen"], rtol=1e-5)
+    for value, other in zip(model.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, atol=1e-6)
 
 
 class Draws(Base):
