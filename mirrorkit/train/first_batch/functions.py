@@ -111,8 +111,10 @@ def _measured(step: Supervised, rows: Rows, cuts: list[list[int]]) -> list[dict[
     model, totals = step.own.model, step.totals
     computed = Computed(step, rows.present, training=False)
 
+    with_loss = not any(map(is_loss, step.options.unchecked))  # else it may fail where metrics do not
+
     def measure(rows: Rows) -> dict[str, Any]:
-        return _measure(model, rows)
+        return _measure(model, rows, with_loss=with_loss)
 
     def of_cuts(weights: Any, state: Any, in_parts: InParts) -> list[Nest]:
         def of_part(part: Nest) -> tf.Tensor:
@@ -132,11 +134,13 @@ def _no_draws() -> tf.Tensor:
     return tf.zeros([2], tf.int64)
 
 
-def _measure(model: KerasModel, rows: Rows) -> dict[str, Any]:
+def _measure(model: KerasModel, rows: Rows, *, with_loss: bool) -> dict[str, Any]:
     """Do what Keras's `test_step` does, with predictions that are given."""
     for y_pred, mask in zip(tf.nest.flatten(rows.y_pred), rows.masks, strict=True):
         if mask is not None:
             private.get("masking.set_keras_mask")(y_pred, mask)
-    loss = model.compute_loss(None, rows.y, rows.y_pred, rows.weight, training=False)
+    loss = tf.zeros([])
+    if with_loss:
+        loss = model.compute_loss(None, rows.y, rows.y_pred, rows.weight, training=False)
     model.compute_metrics(None, rows.y, rows.y_pred, rows.weight)
     return {"loss": loss}

@@ -96,6 +96,8 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         check(make_loop(TWO, line_net, loss=of_pairs), X, X[:, :1])
     loop = make_loop(TWO, line_net, loss=of_pairs, unchecked=("loss",))
     loop.fit(plain_dataset(X, X[:, :1], batch=8), verbose=0)
+    with pytest.raises(StepError, match="The metric 'f1'"):  # which the loss does not hide
+        check(make_loop(TWO, binary_net, loss=of_pairs, metrics=[f1], unchecked=("loss",)), X, BINARY)
 
 
 def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: Any) -> None:
