@@ -400,7 +400,7 @@ NEEDS = (
     Names(
         "keras.Operation",
         "__call__",
-        "checks/recording.py",
+        "recording.py",
         "test_non_finite.py",
         "the inputs and outputs of each layer",
     ),

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
-from mirrorkit.checks.recording import RecordedCall, recorded
 from mirrorkit.data import bounds, without_none
 from mirrorkit.errors import StepError
+from mirrorkit.recording import RecordedCall, recorded
 from mirrorkit.train import Step, UnpackedBatch, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
 

@@ -233,7 +233,7 @@ ENTRIES = [
         name="a layer that counts examples",
         data=split(regression),
         model=net(dense(6, "tanh"), Counter, dense(1)),
-        refused="is a sum over the rows",
+        refused="Keep a mean over the rows",
         refused_on=SEVERAL,
     ),
     Fit(

@@ -20,7 +20,10 @@ from cases import EPOCHS, Case
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.strategy import has_copies
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.pure_scope import NotAFunction
 from mirrorkit.train.step import tables
+from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.variables import copies, is_sharded, path
 
 Outcome = dict[str, np.ndarray]  # everything that training changed, and the logs of every epoch, by name
@@ -34,8 +37,17 @@ def train(
     *,
     layout: mk.parallel.Layout | None = None,
     shard_optimizer: bool = False,
+    with_variables: bool = False,
 ) -> Outcome:
-    """Train twenty steps with Loop; values are stacked from all replicas' copies, sharded slots are whole."""
+    """Train twenty steps with Loop; values are stacked from all replicas' copies, sharded slots are whole.
+
+    Args:
+        case: a row.
+        strategy: where it is trained.
+        layout: on which devices its layers lie.
+        shard_optimizer: the option of `Step`.
+        with_variables: each replica is to run Keras's step with variables of its own, as where it is no function.
+    """
     keras.utils.clear_session(free_memory=False)  # a layout knows layers by their names, which Keras counts up
     with policy(case.policy), small_tables() if case.large_table else nullcontext():
         keras.utils.set_random_seed(0)
@@ -47,11 +59,20 @@ def train(
         whole = case.large_table and has_copies(strategy) and layout is None and not shard_optimizer
         if whole and device_choice.DEVICE == "gpu":  # where it is not the default
             options["sparse_embeddings"] = True
-        step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
+        if with_variables:
+            del options["shard_optimizer"]
+            measured = {"loss": case.loss(), "metrics": case.metrics()}
+            with strategy.scope():
+                model.compile(optimizer, **measured, **options, jit_compile=False, auto_scale_loss=False)
+            step = mk.train.Step.from_compiled(model)
+        else:
+            step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
         loop = mk.train.Loop(strategy, step, steps_per_call=3)
-        report = loop.fit(case.data(), epochs=EPOCHS, class_weight=case.class_weight, verbose=0)
+        with no_function() if with_variables else nullcontext():
+            report = loop.fit(case.data(), epochs=EPOCHS, class_weight=case.class_weight, verbose=0)
 
-    if case.large_table:  # elsewhere its gradient is dense
+    assert isinstance(step.for_loop(strategy), KerasStep) == with_variables
+    if case.large_table and not with_variables:  # elsewhere its gradient is dense
         assert bool(step.for_loop(strategy).functions.tables) == whole
     if layout is not None:
         assert len({copies(variable)[0].device for variable in model.trainable_variables}) == 2
@@ -73,6 +94,17 @@ def train(
     if "loss_scale" in options:
         values |= {"loss scale": np.float64(step.current_loss_scale), "skipped": np.int64(step.skipped_steps)}
     return values | {f"logs/{name}": np.asarray(value) for name, value in report.history.items()}
+
+
+@contextmanager
+def no_function() -> Iterator[None]:
+    """No step is a function of values."""
+
+    def refuse(*args: Any) -> Any:
+        raise NotAFunction("it is to run with variables")
+
+    with mock.patch.object(OwnStep, "found", refuse):
+        yield
 
 
 def halves(case: Case, replicas: int) -> mk.parallel.Layout:

@@ -40,8 +40,10 @@ from mirrorkit._keras import keras
 BEGIN, END = "<!-- table: written by tests/equivalence/table.py -->", "<!-- end of the table -->"
 HERE = [("one_device", 1), *((kind, n) for kind in ("mirrored", "central_storage") for n in (1, 2, 3, 4))]
 LARGE = [("layout", 1), ("layout", 2), *(("shard_optimizer", n) for n in (2, 3, 4))]  # for models larger than a device
+VARIABLES = [("with variables", n) for n in (1, 2, 3)]  # Keras's step as a model takes it that is no function
 WORKERS = [("multi_worker", 2), ("multi_worker", 3)] if device_choice.DEVICE == "cpu" else []  # NCCL: one of a GPU
-WHERE = [*HERE, *LARGE, *WORKERS]
+WHERE = [*HERE, *LARGE, *VARIABLES, *WORKERS]
+_OF_COMPILE = {"weighted_metrics", "loss_weights"}  # the other options are those of functions
 
 
 class Cell(NamedTuple):
@@ -71,6 +73,11 @@ class Cell(NamedTuple):
 Row = dict[tuple[str, int], Cell]
 
 
+def applies(case: Case, kind: str) -> bool:
+    """Whether a case can be trained there at all."""
+    return kind != "with variables" or case.options.keys() <= _OF_COMPILE
+
+
 class References:
     """What a case must come to; each is trained once."""
 
@@ -97,7 +104,8 @@ def cells(
     """Measure a row: `train_on(case, kind, replicas)` trains, in this process or in others."""
     references = references or References(case)
     for kind, replicas in where:
-        yield (kind, replicas), references.cell(kind, replicas, train_on(case, kind, replicas))
+        if applies(case, kind):
+            yield (kind, replicas), references.cell(kind, replicas, train_on(case, kind, replicas))
 
 
 def train_here(case: Case, kind: str, replicas: int) -> Outcome:
@@ -107,6 +115,8 @@ def train_here(case: Case, kind: str, replicas: int) -> Outcome:
         return train(case, layout.strategy(), layout=layout)
     if kind == "shard_optimizer":
         return train(case, mk.strategy.create("mirrored", devices=device_choice.first(replicas)), shard_optimizer=True)
+    if kind == "with variables":
+        return train(case, mk.strategy.create("mirrored", devices=device_choice.first(replicas)), with_variables=True)
     return train(case, mk.strategy.create(kind, devices=device_choice.first(replicas)))
 
 
@@ -157,7 +167,7 @@ def as_markdown(rows: dict[str, Row], where: Sequence[tuple[str, int]]) -> str:
         lines = [head, ["---"] * len(head)]
         for name, row in rows.items():
             reference = "N shards" if CASES[name].per_shard else "whole batch"
-            lines.append([name, reference, *(str(row[kind, n]) for n in numbers)])
+            lines.append([name, reference, *(str(row.get((kind, n), "-")) for n in numbers)])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         sections.append(f"### {kind}\n\n{table}")
     return "\n\n".join(sections)
@@ -192,7 +202,7 @@ def main() -> int:
         rows[name] = row
         print(f"{name}: {', '.join(f'{kind} {n}: {cell}' for (kind, n), cell in row.items())}", flush=True)
     red = [(name, where) for name, row in rows.items() for where, cell in row.items() if cell.is_red]
-    head = heading(len(rows) * len(WHERE), "python tests/equivalence/table.py")
+    head = heading(sum(map(len, rows.values())), "python tests/equivalence/table.py")
     text = f"{head}\n\n{as_markdown(rows, WHERE)}"
     print(f"\n{text}\n\n{len(red)} cells differ by more than rounding explains{': ' if red else '.'}{red or ''}")
     if arguments.write:

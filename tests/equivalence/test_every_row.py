@@ -2,7 +2,7 @@
 
 The sample of places is the same every time: row i, counted from 0 in the order of the table, is trained under mirrored
 with 2 + i % 3 replicas; and every other row at one of the other places of this process in turn: sharded slots, a
-layout, central storage, one replica of each strategy.
+layout, central storage, one replica of each strategy, Keras's step with variables.
 """
 
 from __future__ import annotations
@@ -278,7 +278,8 @@ _PAIRS = [
 ]
 
 
-_OTHERS = [place for place in [*table.HERE, *table.LARGE][::-1] if place[0] != "mirrored" or place[1] == 1]
+_PLACES = [*table.HERE, *table.LARGE, *table.VARIABLES]
+_OTHERS = [place for place in _PLACES[::-1] if place[0] != "mirrored" or place[1] == 1]
 
 
 def _sample(row: str) -> list[tuple[str, int]]:
@@ -294,7 +295,7 @@ def _references(row: str) -> table.References:
 
 
 def test_the_sample_has_every_place() -> None:
-    assert {place for row in CASES for place in _sample(row)} == {*table.HERE, *table.LARGE}
+    assert {place for row in CASES for place in _sample(row)} == {*_PLACES}
 
 
 @pytest.mark.slow

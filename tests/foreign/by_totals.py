@@ -53,7 +53,7 @@ def _update_state(original: Any) -> Any:
         if recorder.is_inside() or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         with recorder.inside():
-            if reason := _summed(self, signature, *args, **kwargs):
+            if reason := _summed(self, signature, functools.partial(original, self), *args, **kwargs):
                 recorder.beside(reason)
                 return original(self, *args, **kwargs)
         recorder.went_through()
@@ -62,8 +62,8 @@ def _update_state(original: Any) -> Any:
     return update_state
 
 
-def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
-    """Update the metric as a step does, or say why a step would not."""
+def _summed(metric: Any, signature: inspect.Signature, update: Any, *args: Any, **kwargs: Any) -> str:
+    """Update the metric as a step does, or say why a step would not; `update` is what the test would have called."""
     if list(signature.parameters)[1:4] == ["y_true", "y_pred"]:
         return "its metric takes no `sample_weight`; `fit` and a step pass one"
     if list(signature.parameters)[1:4] != list(OUTPUT):
@@ -77,7 +77,7 @@ def _summed(metric: Any, signature: inspect.Signature, *args: Any, **kwargs: Any
     if any(np.any(np.abs(v) >= EXACT) for v in metric.variables if not tf.as_dtype(v.dtype).is_floating):
         return "its metric counts beyond 16,777,216 in integers; a step's totals are float32"
     try:
-        _add(metric, output)
+        _add(metric, output, functools.partial(update, *args, **kwargs))
     except StepError as error:
         if "could not be computed for targets" in str(error):
             return "a step refuses its metric for targets and outputs of these shapes and dtypes"
@@ -89,11 +89,13 @@ def _tensor(value: Any) -> tf.Tensor | None:
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _add(metric: Any, output: Rows) -> None:
+def _add(metric: Any, output: Rows, update: Any) -> None:
     """Add to the state of a metric what the rows of all replicas add to an empty one."""
     before = [tf.convert_to_tensor(variable) for variable in metric.variables]
+    update()  # which creates variables that are missing, as the first trace of a step does
     metric.reset_state()
     empty = [tf.convert_to_tensor(variable) for variable in metric.variables]
+    before += empty[len(before) :]
     if any(np.any(value) for value in empty):
         raise StepError("its state does not begin with zeros")
     for replica in range(REPLICAS):

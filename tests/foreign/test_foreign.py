@@ -23,10 +23,10 @@ def wrong(*given, **options):
 optim.functional_apply = wrong
 """
 WRONG_SUMS = """
-from mirrorkit.train.totals import metrics
+import by_totals
 
-right = metrics._update
-metrics._update = lambda metric, state, y, y_pred, weight: right(metric, state, y, y_pred, None)
+right = by_totals._share
+by_totals._share = lambda output, replica: right(output._replace(weight=None), replica)
 """
 WRONG_LOOP = """
 from mirrorkit.train.step import replicated_optimizer

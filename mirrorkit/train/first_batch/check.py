@@ -9,7 +9,6 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.train.first_batch.own_draws import require_own_draws
 from mirrorkit.train.first_batch.parts import compare_parts
-from mirrorkit.train.first_batch.predictions import check_predictions
 from mirrorkit.train.first_batch.shares import compare_shares
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -71,5 +70,4 @@ def _of_step(step: Supervised, what: FirstOf) -> Check | None:
     if what != "predict":
         return compare_parts
     unchecked = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
-    skipped = step.strategy.num_replicas_in_sync == 1 or unchecked
-    return None if skipped else lambda step, batch, _: check_predictions(step, batch)
+    return None if step.strategy.num_replicas_in_sync == 1 or unchecked else compare_parts

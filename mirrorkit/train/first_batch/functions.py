@@ -16,9 +16,9 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.rounding import LARGEST, differ, numbers
+from mirrorkit.train.first_batch.compared import LARGEST, differ, numbers
 from mirrorkit.train.first_batch.rows import Computed, InParts
-from mirrorkit.train.first_batch.sampled_rows import CUT, OTHER_ORDER, ROWS, SEEN, Rows, take, variants_of
+from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, variants_of
 from mirrorkit.train.keras_model.calling import call_model
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.keras_model.row_draws import row_draws
@@ -35,12 +35,13 @@ def function_faults(step: Supervised, parts: Nest) -> dict[str, list[str]]:
     batch = unpack_batch(parts)
     found: dict[str, list[str]] = {}
     try:
-        y_pred = _predicted(step, take(batch.x, np.linspace(0, ROWS - 1, SEEN).astype(int)))
+        x = few_rows(step.trained, batch.x)
+        y_pred = _predicted(step, x)
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise; the step, which is run next, will
         return found
-    for rows in variants_of(batch.y, y_pred, batch.weight):
+    for rows in variants_of(batch.y, y_pred, batch.weight, tf.nest.flatten(x)[0].shape[0]):
         try:
             for name, difference in _differences(step, rows):
                 if step.strategy.num_replicas_in_sync == 1 and not is_loss(name):
@@ -80,8 +81,10 @@ def _said(name: str, function: str, difference: str, rows: Rows) -> str:
 def _predicted(step: Supervised, x: Nest) -> Nest:
     """Return what the model predicts; what it gives in training where it cannot predict, as with RandomCrop."""
 
+    count = tf.nest.flatten(x)[0].shape[0]
+
     def outputs(weights: Any, state: Any, in_parts: InParts, training: bool) -> Nest:
-        (found,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=training)[0], [SEEN])
+        (found,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=training)[0], [count])
         return found
 
     try:
@@ -92,14 +95,19 @@ def _predicted(step: Supervised, x: Nest) -> Nest:
 
 def _differences(step: Supervised, rows: Rows) -> Iterator[tuple[str, str]]:
     """Yield by log name how the logs of all rows differ from those of the parts."""
-    sizes = [cut.size for cut in CUT]
+    sizes = parts_of(ROWS)
     whole, parts = _measured(step, rows, [[ROWS], sizes])
-    (control,) = _measured(step, rows.taken(OTHER_ORDER), [[ROWS]])
+    suspects = {}
     for name, value in whole.items():
-        one, other, again = numbers([value, parts[name], control[name]])
+        one, other = numbers([value, parts[name]])
         size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
-        if not differ(one, other, _EXACT * size):
-            continue
+        if differ(one, other, _EXACT * size):
+            suspects[name] = one, other, size
+    if not suspects:
+        return
+    (control,) = _measured(step, rows.taken(OTHER_ORDER), [[ROWS]])
+    for name, (one, other, size) in suspects.items():
+        (again,) = numbers([control[name]])
         rounding = min(10 * np.max(np.abs(again - one), initial=0.0), LARGEST * size)
         if differ(one, other, rounding):
             place = np.unravel_index(np.argmax(np.abs(one - other)), one.shape)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
 from mirrorkit.optim import Packed, functional_apply, trainable_variables
-from mirrorkit.train.first_batch.rounding import LARGEST, near, shown
+from mirrorkit.train.first_batch.compared import LARGEST, near, shown
 
 _log = logging.getLogger("mirrorkit")
 

@@ -10,14 +10,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.rounding import SIXTEEN, differ
-from mirrorkit.train.first_batch.sampled_rows import SEEN, take
+from mirrorkit.train.first_batch.sampled_rows import take
 from mirrorkit.train.keras_model.keras_operations import statistics_at_rest
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes, drawing_rows
@@ -26,7 +24,6 @@ from mirrorkit.train.reduce.gathering import gathering
 from mirrorkit.train.step.supervised import Supervised
 
 T = TypeVar("T")
-PARTS = [1, SEEN - 1]  # unequal, since equal ones hide a mean that is taken for a sum
 _LONG = 100  # time steps, more of which take longer than a trace
 InParts = Callable[..., list[Any]]  # of a function of rows and the sizes of parts: what it gives for each part
 
@@ -55,11 +52,13 @@ class Computed:
         self,
         compute: Callable[[list[tf.Tensor], list[tf.Tensor], InParts], Nest],
         state: Sequence[tf.Tensor] | None = None,
+        *,
+        eager: bool = False,
     ) -> Nest:
         """Return what `compute` makes of weights, layer state and an `InParts`, which it first asks for all rows.
 
         With many time steps, one operation after the other would take as long for each as for a whole layer, and of a
-        placed model all weights would be copied to one device: these are traced.
+        placed model all weights would be copied to one device: these are traced, the first but where they are `eager`.
         """
         drawn: Shapes = []
 
@@ -73,7 +72,8 @@ class Computed:
         given = list(self.values.weights), list(self.values.state if state is None else state), self._rows
         outside: list[tf.Tensor] = []  # seeds of draws that are made again where a gradient is taken
         with noting_seeds(outside), at_rest(model) if self._training else contextlib.nullcontext():
-            if placed or (self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))):
+            is_long = self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))
+            if placed or (is_long and not eager):
                 traced = tf.function(placed(function) if placed else function, autograph=False)
                 found = traced.get_concrete_function(*given)(*given)
             else:
@@ -128,19 +128,3 @@ def at_rest(model: KerasModel) -> Iterator[None]:
             vars(layer)["call"] = call_at_rest  # not by assignment, which Keras would track
             stack.callback(vars(layer).pop, "call")
         yield
-
-
-def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
-    """Return whether outputs for all rows are not those for the parts, one behind the other.
-
-    `share` is what rounding may be of the largest number.
-    """
-    one, other = np.asarray(whole), np.concatenate([np.atleast_1d(np.asarray(part)) for part in parts])
-    if one.shape != other.shape:
-        return True
-    dtype = tf.as_dtype(one.dtype)
-    if not (dtype.is_floating or dtype.is_complex):
-        return share < SIXTEEN and bool(np.any(one != other))  # of numbers in 16 bits the largest may be another's
-    wide = np.complex128 if dtype.is_complex else np.float64
-    one, other = one.astype(wide), other.astype(wide)
-    return differ(one, other, share * np.max(np.abs(one), initial=0.0))

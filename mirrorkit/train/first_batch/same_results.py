@@ -17,9 +17,9 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Nest
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers, of_chief, require_same
+from mirrorkit.train.first_batch.compared import SIXTEEN, multiplies_coarsely, rounding_of
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
-from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import path, unchanged
@@ -57,7 +57,7 @@ def require_same_results(step: Supervised, batch: Nest, *, training: bool) -> No
     every = arrays_of_all_workers(strategy, own)
     if np.isnan(every).all((1, 2)).any():
         return  # one of them could not see it
-    share = SIXTEEN if has_sixteen_bits(step.model) or multiplies_coarsely() else LARGEST
+    share = SIXTEEN if multiplies_coarsely() else rounding_of(step.model)
     # The sum of what rows give may be near 0, and a gradient that should be 0 is nothing but rounding.
     sizes = np.full(1 + len(weights), np.nanmax(every[:, 1:], initial=0.0))
     sizes[0] = max(_ROWS, np.nanmax(np.abs(every[:, 0])))
@@ -99,12 +99,6 @@ def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> 
         rows.append(tf.constant(np.frombuffer(data[begin : begin + size], array.dtype).reshape(shape)))
         begin += size
     return tf.nest.pack_sequence_as(batch, rows)
-
-
-def multiplies_coarsely() -> bool:
-    """Whether there are GPUs, of which some multiply float32 numbers with 10 bits after the point (TF32)."""
-    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    return tf32 and bool(tf.config.list_logical_devices("GPU"))
 
 
 def _is_number(dtype: tf.DType) -> bool:

@@ -8,14 +8,33 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Nest, TensorLike
+from mirrorkit._types import KerasModel, Nest, TensorLike
 from mirrorkit.train.totals.losses import mask_of
 
-SEEN = 3  # rows that the model itself sees: of a large model a row costs as much as all the rest
-ROWS = 16  # rows for everything else; the outputs for the three are repeated
-CUT = [np.arange(5), np.arange(5, ROWS)]
+ROWS = 16  # that are looked at
+SEEN = 3  # rows that a large model itself sees, of which each costs as much as all the rest; its outputs are repeated
+_WORK = 2**34  # rows times numbers in a row times weights: as much takes less than a second
 OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
+
+
+def parts_of(count: int) -> list[int]:
+    """Return the sizes of two parts of so many rows: unequal, since equal ones hide a mean that is taken for a sum."""
+    first = max(count // 3, 1)
+    return [first, count - first]
+
+
+def seen_by(model: KerasModel, rows: Nest) -> int:
+    """Return how many rows a model itself is to see."""
+    numbers = sum(int(np.prod(tensor.shape[1:])) for tensor in tf.nest.flatten(rows))
+    weights = sum(int(np.prod(variable.shape)) for variable in model.variables)
+    return ROWS if ROWS * numbers * weights <= _WORK else SEEN
+
+
+def few_rows(model: KerasModel, parts: Nest) -> Nest:
+    """Take as many rows as a model is to see, from all over a batch."""
+    some = some_rows(parts)
+    return take(some, np.linspace(0, ROWS - 1, seen_by(model, some)).astype(int))
 
 
 def some_rows(parts: Nest) -> Nest:
@@ -58,18 +77,19 @@ def take(nest: Nest, rows: TensorLike) -> Nest:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
 
 
-def variants_of(y: Nest, y_pred: Nest, weight: Nest) -> Iterator[Rows]:
+def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows]:
     """Yield rows as they are, with other targets of the batch, and with other predictions, weights and masks.
 
     Args:
         y: the targets of `ROWS` rows; None for none.
-        y_pred: predictions for `SEEN` of them, which are repeated.
+        y_pred: predictions for `seen` of them, which are repeated.
         weight: the weights; None for none.
+        seen: how many rows the model has seen.
     """
     given = [one for one in tf.nest.flatten(y_pred) if one is not None]
-    if any(one.shape[:1] != [SEEN] for one in given):  # its rows are not examples
+    if any(one.shape[:1] != [seen] for one in given):  # its rows are not examples
         return
-    every, rng = np.arange(ROWS) % SEEN, np.random.default_rng(0)
+    every, rng = np.arange(ROWS) % seen, np.random.default_rng(0)
     masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
     masks = [None if mask is None else tf.gather(mask, every) for mask in masks]
     rows = Rows(y, take(y_pred, every), masks, weight)

@@ -8,22 +8,21 @@ with several sets of rows, since a step may do otherwise from a threshold on (th
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, KerasModel, Nest
+from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
-from mirrorkit.train.first_batch.rounding import LARGEST, SIXTEEN, near, shown
+from mirrorkit.train.first_batch.compared import Ran, differing
 from mirrorkit.train.first_batch.rows import at_rest
-from mirrorkit.train.first_batch.same_results import multiplies_coarsely, rows_of_chief
+from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.inlining import functions_inlined
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits, layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
@@ -33,8 +32,6 @@ from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.variables import copies, path, unchanged
 
 SETS = 2  # of rows
-_GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
-_LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 
 CURE = (
     "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
@@ -72,14 +69,6 @@ class _FewRows(NamedTuple):
         return (total, 0, total) if self.everywhere else (self.sizes[replica], sum(self.sizes[:replica]), total)
 
 
-class Ran(NamedTuple):
-    """What a run came to; the values of variables are from after it."""
-
-    gradients: list[list[np.ndarray]]  # of each update
-    values: dict[str, np.ndarray]  # of what the model's code writes by itself, not through an optimizer, by its path
-    logs: dict[str, Any]
-
-
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     """Refuse a model's step that on shares of a batch does not come to what it does on all rows.
 
@@ -114,9 +103,10 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
         except Exception:  # whatever a user's step may raise
             raise cannot_run(name, rows, error) from error
         raise cannot_run(name, rows, error, ANY_ROWS) from error
+    before = _own_state(step)
     for whole, parts in zip(wholes, all_parts, strict=True):
-        for found in differing(step.model, whole, parts):
-            raise StepError(f"{name} does not mean the same on shares of a batch: {found} {CURE}")
+        for _, found in differing(step.model, whole, parts, before=before):
+            raise StepError(f"{name} does not mean the same on shares of a batch: it {found} {CURE}")
     return True
 
 
@@ -168,43 +158,13 @@ def _run(
             step.begin(what)
             with functions_inlined(), at_rest(step.model):
                 gradients = run(batch)
-            own = [variable for variable in step.variables if id(variable) not in step.updated]
-            values = {path(variable): copies(variable)[0].numpy() for variable in own}
+            values = _own_state(step)
             logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))
         ran.append(Ran(tf.nest.map_structure(np.asarray, gradients), values, logs))
     return ran
 
 
-def differing(model: KerasModel, whole: Ran, parts: Ran, gradient: float = _GRADIENT) -> Iterator[str]:
-    """Say in sentences how shares of a batch come to something else than all rows.
-
-    A `gradient` may differ by this part of its norm.
-    """
-    share = SIXTEEN if has_sixteen_bits(model) else LARGEST
-    first = share if share > LARGEST or multiplies_coarsely() else gradient
-    for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
-        sizes = [max(_norm(one), _norm(other)), max(share, _LATER) if number else first]
-        apart = _norm([a - b for a, b in zip(one, other, strict=True)])
-        if not apart <= sizes[0] * sizes[1] + 1e-7:
-            yield (
-                f"the gradients of its update {number + 1} have the norm {_norm(one):.4g} on all rows, and "
-                f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart."
-            )
-    loose = max(share, _LATER) if len(whole.gradients) > 1 else share
-    for name, value in parts.values.items():
-        if not near(whole.values[name], value, loose):
-            then = f"{shown(whole.values[name])} after all rows, and at {shown(value)} after shares"
-            yield f"it leaves {name!r} at {then}."
-    for name, log in parts.logs.items():
-        if not near(whole.logs[name], log, loose):
-            yield f"it logs {name!r} as {shown(whole.logs[name])} on all rows, and as {shown(log)} on shares."
-
-
-def gradients_apart(one: Ran, other: Ran) -> float:
-    """Return the largest difference of any number in the gradients."""
-    pairs = zip(itertools.chain(*one.gradients), itertools.chain(*other.gradients), strict=True)
-    return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
-
-
-def _norm(values: list[np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))
+def _own_state(step: KerasStep) -> dict[str, np.ndarray]:
+    """Return what the model's code writes by itself, not through an optimizer."""
+    own = [variable for variable in step.variables if id(variable) not in step.updated]
+    return {path(variable): copies(variable)[0].numpy() for variable in own}

@@ -12,7 +12,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.shards import small
+from mirrorkit.train.first_batch.running import small
 
 pytestmark = [
     pytest.mark.usefixtures("small_tables"),
@@ -74,7 +74,7 @@ def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimi
 
 
 def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorkit.train.first_batch.shards._LARGE", _WIDTH - 1)  # numbers; the kernel has 32
+    monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", _WIDTH - 1)  # numbers; the kernel has 32
     monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
     optimizer = keras.optimizers.Adagrad
     with pytest.raises(StepError, match=r"gradients .* differ most for 'sequential.*/head/kernel'"):
@@ -87,7 +87,7 @@ def test_few_numbers_of_large_gradients_are_kept(make_loop: Any, monkeypatch: py
     functions = loop.step.for_loop(loop.strategy).functions
     of_kernel = tf.random.normal([_WIDTH, 1])
     assert small(functions, [(1, of_kernel), (2, None)])[0].shape == (_WIDTH, 1)
-    monkeypatch.setattr("mirrorkit.train.first_batch.shards._LARGE", _WIDTH - 1)
+    monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", _WIDTH - 1)
     monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
     kept, none = small(functions, [(1, of_kernel), (2, None)])
     assert kept.shape == (4, 1)

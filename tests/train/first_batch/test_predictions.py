@@ -61,7 +61,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_on_several_replicas(name: str, make_loop: Any) -> None:
-    with pytest.raises(mk.errors.StepError, match="predicts for 3 rows"):
+    with pytest.raises(mk.errors.StepError, match="predicts for 16 rows"):
         predicts(make_loop, REFUSED[name])
 
 
@@ -73,8 +73,8 @@ def test_taken_on_one_replica(name: str, make_loop: Any) -> None:
 @pytest.mark.parametrize(
     ("outputs", "found"),
     [
-        (lambda model, values: {"a": values, "b": ops.mean(values)}, "'b' for 3 rows is the shape ()"),
-        (lambda model, values: (values, None), "'1' for 3 rows is None"),
+        (lambda model, values: {"a": values, "b": ops.mean(values)}, "'b' for 16 rows is the shape ()"),
+        (lambda model, values: (values, None), "'1' for 16 rows is None"),
     ],
 )
 def test_an_output_without_rows(outputs: Any, found: str, make_loop: Any) -> None:
@@ -107,7 +107,7 @@ def test_looked_at_once(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     from mirrorkit.train.first_batch import check
 
     seen = []
-    monkeypatch.setattr(check, "check_predictions", lambda *given: seen.append(given))
+    monkeypatch.setattr(check, "compare_parts", lambda *given: seen.append(given))
     loop = make_loop(TWO, lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), loss="mse")
     loop.predict(DATA)
     loop.predict(DATA)

@@ -1,0 +1,132 @@
+"""What a step comes to on some rows, at once or in parts, and where the two differ by more than rounding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._types import KerasModel
+from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
+
+# Differences, in parts of a number's size:
+LARGEST = 1e-3  # larger than any rounding in float32
+SIXTEEN = 0.05  # the same in 16 bits
+_GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
+_LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
+_RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of a value that advances
+
+
+class Ran(NamedTuple):
+    """What a run came to; the values of variables are from after it."""
+
+    gradients: list[list[np.ndarray]]  # of each update
+    state: dict[str, np.ndarray]  # of what the model's code writes by itself, not through an optimizer, by its path
+    logs: Mapping[str, Any]
+    rows: Mapping[str, np.ndarray] = {}  # outputs, with a row for each example
+
+
+def rounding_of(model: KerasModel) -> float:
+    """Return which difference may be rounding, in parts of a number's size."""
+    return SIXTEEN if has_sixteen_bits(model) else LARGEST
+
+
+def differing(
+    model: KerasModel,
+    whole: Ran,
+    parts: Ran,
+    *,
+    before: Mapping[str, np.ndarray] | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Say what a step does otherwise on parts of a batch: names of what it is about, each with a sentence without "it".
+
+    State is compared where its values from `before` are given.
+    """
+    share = rounding_of(model)
+    first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
+    for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
+        size, allowed = max(_norm(one), _norm(other)), max(share, _LATER) if number else first
+        apart = _norm([a - b for a, b in zip(one, other, strict=True)])
+        if not apart <= size * allowed + 1e-7:
+            yield (
+                "gradients",
+                f"gives its update {number + 1} gradients of the norm {_norm(one):.4g} on all rows, and "
+                f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart.",
+            )
+    loose = max(share, _LATER) if len(whole.gradients) > 1 else share
+    for name, old in (before or {}).items():
+        if _moved_apart(old, whole.state[name], parts.state[name], share=loose):
+            after = f"{shown(whole.state[name])} after all rows, and at {shown(parts.state[name])} after shares"
+            yield "state", f"leaves {name!r} at {after}."
+    for name, log in parts.logs.items():
+        if not near(whole.logs[name], log, loose):
+            yield name, f"logs {name!r} as {shown(whole.logs[name])} on all rows, and as {shown(log)} on shares."
+    for name, rows in parts.rows.items():
+        if rows_differ(whole.rows[name], [rows], share):
+            yield name, ""
+
+
+def gradients_apart(one: Ran, other: Ran) -> float:
+    """Return the largest difference of any number in the gradients."""
+    pairs = zip(itertools.chain(*one.gradients), itertools.chain(*other.gradients), strict=True)
+    return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
+
+
+def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
+    """Return whether outputs for all rows are not those for the parts, one behind the other.
+
+    `share` is what rounding may be of the largest number.
+    """
+    one, other = np.asarray(whole), np.concatenate([np.atleast_1d(np.asarray(part)) for part in parts])
+    if one.shape != other.shape:
+        return True
+    dtype = tf.as_dtype(one.dtype)
+    if not (dtype.is_floating or dtype.is_complex):
+        return share < SIXTEEN and bool(np.any(one != other))  # of numbers in 16 bits the largest may be another's
+    wide = np.complex128 if dtype.is_complex else np.float64
+    one, other = one.astype(wide), other.astype(wide)
+    return differ(one, other, share * np.max(np.abs(one), initial=0.0))
+
+
+def numbers(tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Return them in float64; an output that is None as nothing."""
+    return [np.zeros(0) if tensor is None else np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
+
+
+def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
+    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
+    return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True
+
+
+def near(one: Any, other: Any, share: float) -> bool:
+    """Whether two arrays or tensors agree but for a share of the largest number; NaN beside NaN does."""
+    one, other = numbers([one, other])
+    size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
+    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=share * size + 1e-6, equal_nan=True))
+
+
+def shown(value: Any) -> str:
+    """Return a number, or the norm of several."""
+    (array,) = numbers([value])
+    return f"{array.item():.6g}" if array.size == 1 else f"a norm of {np.linalg.norm(array):.6g}"
+
+
+def multiplies_coarsely() -> bool:
+    """Whether there are GPUs, of which some multiply float32 numbers with 10 bits after the point (TF32)."""
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    return tf32 and bool(tf.config.list_logical_devices("GPU"))
+
+
+def _moved_apart(*values: np.ndarray, share: float) -> bool:
+    """Return whether a variable, from its old value on, went to two places that differ by a share of the way."""
+    old, one, other = numbers(values)
+    way = max(np.max(np.abs(one - old), initial=0.0), np.max(np.abs(other - old), initial=0.0))
+    largest = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
+    return differ(one, other, max(share * way, _RESOLUTION * largest))
+
+
+def _norm(values: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))
