@@ -149,9 +149,8 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
     pairs = [(tf.convert_to_tensor(g), variable) for g, variable in zip(grads, given, strict=True) if g is not None]
     if not pairs:
         raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
-    scope.combine()
+    means = scope.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
     with scope.outside():
-        means = scope.share.mean([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
         scope.applied.append(means)
         changing = [*own_variables, *optimizer.variables]
         key = (id(optimizer), *(id(variable) for _, variable in pairs))

@@ -1,7 +1,8 @@
 """The variables of a model while its own code runs on a replica: each replica writes its copy, and all become equal.
 
 What the code writes from its share of a batch is an average over the rows of the share, or for metrics a sum. It is
-combined over the replicas when it is next read, or at the end of the step, in one message for all that was written.
+combined over the replicas when it is next read, with the gradients of the next update, or with the logs at the end of
+the step, in one message for all that was written.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasVariable, Variable
+from mirrorkit._types import KerasVariable, Nest, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.thread_local import ThreadLocal
 from mirrorkit.train.keras_model.calling import in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
-from mirrorkit.train.keras_model.layer_state import advance, combined
+from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
 from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
@@ -41,6 +42,8 @@ class Share:
         once: 1, or 0 where every replica computes all rows and another one counts.
         draw_numbers: what tells its draws from those of others and of other steps, int64 [N].
         checked: while the first batch is checked, what draws must know; else None.
+        differs: tensors of which other replicas have others, from which all else follows that differs; None if not
+            known.
     """
 
     replica: int
@@ -50,6 +53,7 @@ class Share:
     once: float | tf.Tensor
     draw_numbers: Callable[[], tf.Tensor]
     checked: RowDraws | None = None
+    differs: Nest = None
 
     @property
     def fraction(self) -> float | tf.Tensor:
@@ -80,16 +84,6 @@ class Share:
             return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
 
         return total, weighed
-
-    def mean(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean over all rows of what each replica has as a mean over its own.
-
-        Whole numbers that are the same on all replicas stay so: they are divided after the sum.
-        """
-        if self.replicas == 1:
-            return values
-        sums = [tf.math.multiply_no_nan(value, tf.cast(self.rows * self.once, value.dtype)) for value in values]
-        return [value / tf.cast(self.total, value.dtype) for value in all_reduce(sums)]
 
 
 class Assigned(NamedTuple):
@@ -158,38 +152,32 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
             own.assign(tf.cast(value, own.dtype))
 
 
-@dataclass(frozen=True)
-class OfModel:
-    """What a scope must know of a model.
-
-    Attributes:
-        variables: Keras's.
-        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
-        updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
-            pure function, traced once for all replicas.
-    """
-
-    variables: Sequence[Variable] = ()
-    plain: Sequence[tf.Variable] = ()
-    updates: dict[tuple[int, ...], TraceOnce] = field(default_factory=dict)
-
-
 class ReplicaScope(Assignments):
     """Within it a model's own step runs: what it assigned is the same on all replicas when it is read; in a graph.
 
-    Attributes:
+    Args:
         share: what this replica computes.
-        updates: see `OfModel`.
+        variables: of the model, Keras's.
+        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
+        updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
+            pure function, traced once for all replicas.
+
+    Attributes:
         noted: what was assigned since replicas were last equal.
         applied: the gradients that each update of an optimizer was given, averaged over all rows.
         draws: how many draws were made that have no seed of their own.
     """
 
-    def __init__(self, share: Share, model: OfModel) -> None:
-        super().__init__(share.replica, model.variables, collect_losses=True)
-        self.share = share
-        self.updates = model.updates
-        owned = [(variable, own_copy(variable, share.replica)) for variable in model.plain]
+    def __init__(
+        self,
+        share: Share,
+        variables: Sequence[Variable],
+        plain: Sequence[tf.Variable],
+        updates: dict[tuple[int, ...], TraceOnce],
+    ) -> None:
+        super().__init__(share.replica, variables, collect_losses=True)
+        self.share, self.updates = share, updates
+        owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
         self.draws = 0
@@ -201,26 +189,45 @@ class ReplicaScope(Assignments):
         with self.outside():
             return variable.value
 
-    def combine(self) -> None:
-        """Give all copies of what was written one value."""
-        written, self.noted = list(self.noted.values()), {}
-        if self.share.replicas == 1 or not written:
-            return
-        self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
-        with self.outside():
-            rows, once = self.share.rows * self.share.once, self.share.once
-            # A mask may hold infinity.
-            sums = [tf.math.multiply_no_nan(_change(one), once if adds_up(one.variable) else rows) for one in written]
-            for one, total in zip(written, all_reduce(sums), strict=True):
-                if adds_up(one.variable):
-                    one.own.assign(one.before + tf.cast(total, one.own.dtype))
-                else:
-                    one.own.assign(combined(one.before, total, tf.cast(self.share.total, tf.float32)))
+    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
+        """Assign this replica's copy; what every replica assigns alike need not be combined."""
+        super().add_update(update)
+        if not adds_up(update[0]) and not self.may_differ([tf.identity(update[1])]):
+            del self.noted[id(update[0])]
 
-    def end(self) -> None:
-        """Give all copies of what was written one value, at the end of the step."""
+    def may_differ(self, values: Sequence[tf.Tensor]) -> bool:
+        """Return whether other replicas may have other values; those of variables are the same on all."""
+        is_told = self.share.differs is not None and _graph() is self._graph
+        return not is_told or some_follow(values, self.share.differs)
+
+    def combine(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
+        """Give all copies of what was written one value; return the means over all rows of means over each share.
+
+        Whole numbers that are the same on all replicas stay so: they are divided after the sum.
+        """
+        written, self.noted = list(self.noted.values()), {}
+        if self.share.replicas == 1:
+            return values
+        if written:
+            self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
+        rows, total = self.share.rows * self.share.once, self.share.total
+        with self.outside():
+            changes = [(_change(one), self.share.once if adds_up(one.variable) else rows) for one in written]
+            weighed = [*changes, *((value, rows) for value in values)]
+            # A mask may hold infinity.
+            sums = all_reduce([tf.math.multiply_no_nan(value, tf.cast(by, value.dtype)) for value, by in weighed])
+            for one, change in zip(written, sums, strict=False):
+                if adds_up(one.variable):
+                    one.own.assign(one.before + tf.cast(change, one.own.dtype))
+                else:
+                    one.own.assign(combined(one.before, change, tf.cast(total, tf.float32)))
+            return [value / tf.cast(total, value.dtype) for value in sums[len(written) :]]
+
+    def end(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
+        """Combine at the end of the step."""
         self.noted |= {id(one.variable): one for one in self._plain}
-        self.combine()
+        self._plain = []
+        return self.combine(values)
 
     def portion(self, own: tf.Tensor) -> tf.Tensor:
         """See `Share.portion`; all replicas must come here."""
@@ -261,10 +268,10 @@ def _change(written: Assigned) -> tf.Tensor:
 
 
 @contextmanager
-def on_share(share: Share, model: OfModel = OfModel()) -> Iterator[ReplicaScope]:
+def running(scope: ReplicaScope) -> Iterator[None]:
     """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with ReplicaScope(share, model) as scope, _within.set(scope=scope):
-        yield scope
+    with scope, _within.set(scope=scope):
+        yield
         scope.end()
 
 

@@ -27,7 +27,7 @@ from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.draws import drawing, require_repeatable
 from mirrorkit.train.replica_code.keras_calls import noting_optimizers, wrap_keras
 from mirrorkit.train.replica_code.pure_step import no_gather
-from mirrorkit.train.replica_code.scope import OfModel, ReplicaScope, Share, on_share
+from mirrorkit.train.replica_code.scope import ReplicaScope, Share, running
 from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
@@ -218,8 +218,8 @@ class KerasStep:
         step = step_of(self.model, what)
         with self._scope(share) as scope:
             returned = checked_logs(step(as_keras(rows)), step)
-            logs = self._reported(returned)
-            logged, total = share.mean([_vector(logs), tf.reduce_sum(_vector(returned))])
+            logs = [_vector(self._reported(returned)), tf.reduce_sum(_vector(returned))]
+            logged, total = scope.end(logs) if scope.may_differ(logs) else logs
         own_copy(self._logs[what], own).assign(logged)
         if what == "train":
             own_copy(self._steps, own).assign_add(1)
@@ -246,11 +246,11 @@ class KerasStep:
     @contextlib.contextmanager
     def _scope(self, share: Share) -> Iterator[ReplicaScope]:
         """Within it code of the model runs on this replica's share."""
-        model = OfModel(self.variables, self._plain, self._updates)
+        scope = ReplicaScope(share, self.variables, self._plain, self._updates)
         with (
             one_replica(),
             keeping(kept_by(layers_of(self.model))),
-            on_share(share, model) as scope,
+            running(scope),
             without_waits(totals=share.totals()),
             gathering(no_gather),
             drawing(scope),
@@ -282,7 +282,7 @@ class KerasStep:
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
         """Return the rows that this replica computes, and how they count; no replica is without rows."""
         context = tf.distribute.get_replica_context()
-        replicas, number = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        replicas, number = context.num_replicas_in_sync, tf.identity(context.replica_id_in_sync_group)
         rows, is_all = batch.rows_or_all()
         once = 1.0 if is_all is False else tf.where(is_all & (number > 0), 0.0, 1.0)
         own, total = (tf.cast(count, tf.float32) for count in (count_examples(rows), batch.examples()))
@@ -293,7 +293,9 @@ class KerasStep:
             of_test = list(self.clock.outside("test", 0).apart) if what == "test" else []
             return tf.stack([tf.identity(seed), tf.identity(steps), *of_test, tf.cast(number, tf.int64)])
 
-        return rows, Share(local, replicas, own, total, once, place)
+        size, sizes = map(tf.get_static_value, (own, total))
+        differs = (rows, number) if size is None or size * replicas == sizes else None  # else constants may, too
+        return rows, Share(local, replicas, own, total, once, place, differs=differs)
 
 
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
