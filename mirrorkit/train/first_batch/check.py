@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, LoopStep
 from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.variables import assign, unchanged
 
 Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
 
@@ -23,10 +25,9 @@ Check = Callable[..., bool | None]  # of a step, a global batch and the kind of 
 def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], None] | None:
     """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need.
 
-    What was checked is compared `again` with its parts, where a number that a `Supervised` reads has changed.
+    With `again`, return what compares a batch with its parts later in the training.
     """
-    known: Check | None = _check_again if again else None
-    check = known if what in step.checked else _check_of(step, what)
+    check = _check_again(step) if again else None if what in step.checked else _check_of(step, what)
     if check is None:
         return None
 
@@ -51,8 +52,18 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
     raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
 
 
-def _check_again(step: Supervised, batch: Batch, what: FirstOf) -> None:
-    compare_parts(step, batch, "train" if what == "train" else "test", again=True)
+def _check_again(step: LoopStep) -> Any:
+    if isinstance(step, KerasStep):
+        return _check_of(step, "train") and _compare_moved
+    return functools.partial(compare_parts, again=True) if getattr(step, "shards", 1) > 1 else None
+
+
+def _compare_moved(step: KerasStep, batch: Batch, what: FirstOf) -> None:
+    """Compare shares with weights that are a little larger: the gradients of a trained model may be mere rounding."""
+    with unchanged(step.variables):
+        for weight in step.model.trainable_variables:
+            assign(weight, 1.01 * weight)
+        compare_shares(step, batch, "train")
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import (
     addresses,
+    arrays_of_all_workers,
     is_chief,
     is_parameter_server,
     num_workers,
@@ -233,21 +235,20 @@ def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Re
     return states
 
 
-def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, is_due: bool = False) -> bool:
+def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, *due: bool) -> Any:
     """Let all workers stop when a callback of one of them wants to, or when one has received a signal.
 
     A clock, say, differs between them, and a worker that stopped alone would leave the others waiting for it. Returns
-    whether something else `is_due` on one of them. All of it travels in one message.
+    for all else that may be `due` whether it is so on one of them: 1 or 0. All of it travels in one message.
     """
-    received = max(_stop_signals(hooks), default=0)
-    own = bool(model.stop_training) + 2 * is_due + 4 * received
-    wanted = [int(value) for value in of_all_workers(strategy, own)]
-    model.stop_training = any(value & 1 for value in wanted)
-    if number := max(value >> 2 for value in wanted):
+    own = [max(_stop_signals(hooks), default=0), bool(model.stop_training), *due]
+    number, stop, *others = arrays_of_all_workers(strategy, np.array(own, float)).max(axis=0)
+    model.stop_training = bool(stop)
+    if number:
         for callback in hooks.callbacks:
             if isinstance(callback, LoopCallback):
-                callback.on_stop_signal(number)
-    return any(value & 2 for value in wanted)
+                callback.on_stop_signal(int(number))
+    return others
 
 
 def end_training(strategy: tf.distribute.Strategy, step: LoopStep, hooks: Any, logs: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
-from mirrorkit.train.first_batch.switches import Switches
+from mirrorkit.train.first_batch.later import LaterChecks
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop, leave_on_signal
@@ -43,7 +43,12 @@ class Traced(NamedTuple):
 
 
 class Passes:
-    """One pass of a loop over its data, for each purpose; `calls` are the compiled functions."""
+    """One pass of a loop over its data, for each purpose.
+
+    Attributes:
+        calls: the compiled functions.
+        later: the checks that are made later in the training.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy, step: LoopStep, steps_per_call: int | str) -> None:
         self._strategy = strategy
@@ -51,7 +56,7 @@ class Passes:
         remote = is_parameter_server(strategy)
         require_same(strategy, "loop", {"steps_per_call": steps_per_call})
         self.calls = (RemoteCalls if remote else Calls)(strategy, step)
-        self._switches = Switches()
+        self.later = LaterChecks(step)
         self._length = (RemoteCallLength if remote else CallLength)(strategy, steps_per_call, step.accumulate)
 
     @property
@@ -85,7 +90,7 @@ class Passes:
         """
         totals = self._restored_totals(data, position)
         self._check_labels(data)
-        check = first_batch_check(self.step, again=self._switches.changed(self.step))
+        check = self.later.keeping(first_batch_check(self.step), position.steps)
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
@@ -100,7 +105,7 @@ class Passes:
             result = self.calls.train(batches, totals, steps)
             if result.steps == 0:  # the end of data of unknown length
                 break
-            self._switches.note(self.step)
+            self.later.note(result.seconds)
             seen = position.batch + result.steps - 1  # the batch that hooks are told of
             if result.first_bad_step is not None:
                 seen = position.batch + result.first_bad_step
@@ -137,8 +142,12 @@ class Passes:
             logs = {**logs, **validation.logs(self, hooks)}
             position.validating = False
         hooks.on_train_batch_end(seen, dict(logs))
-        if agree_to_stop(self._strategy, self.step.model, hooks, finite.is_due):
+        due = finite.is_due, finite.watched != [] and self.later.is_due(position.steps)
+        of_finite, of_later = agree_to_stop(self._strategy, self.step.model, hooks, *due)
+        if of_finite or of_later:  # numbers that are not finite differ
             finite.require()
+        if of_later:
+            self.later.check(position.steps)
 
     def test(self, data: Input, hooks: Any, *, averaged: bool = False) -> dict[str, Any]:
         """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs."""

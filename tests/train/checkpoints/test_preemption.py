@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_helpers import bits, names, saved_at, spoil
 from training_helpers import At, Interrupted, line_net, set_values, values_of
@@ -113,15 +114,15 @@ def test_workers_agree_to_leave_in_the_message_in_which_they_agree_to_stop(
     """None leaves on its own signal, all leave on another's; one message for each call."""
     sent: list[int] = []
 
-    def of_all_workers(strategy: Any, value: float) -> list[float]:
-        sent.append(int(value))
-        return [4 * signal.SIGTERM if len(sent) == 2 else 0]
+    def arrays_of_all_workers(strategy: Any, value: np.ndarray) -> np.ndarray:
+        sent.append(int(value[0]))
+        return np.array([[signal.SIGTERM if len(sent) == 2 else 0, *[0] * (len(value) - 1)]])
 
-    monkeypatch.setattr(loop_callbacks, "of_all_workers", of_all_workers)
+    monkeypatch.setattr(loop_callbacks, "arrays_of_all_workers", arrays_of_all_workers)
     stop = send(signal.SIGTERM, "on_train_batch_begin", at=0)
     with pytest.raises(SystemExit):
         fresh.fit(recipe, epochs=2, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path, every=99), stop])
-    assert sent == [4 * signal.SIGTERM] * 2
+    assert sent == [signal.SIGTERM] * 2
     assert names(tmp_path) == saved_at(4)
 
 

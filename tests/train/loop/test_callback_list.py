@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -98,12 +99,12 @@ def test_what_is_no_callback_is_named(given: Any, cure: str, loop: Any, model: A
         callback_list(loop, model, [C.TerminateOnNaN(), given])
 
 
-@pytest.mark.parametrize(("others", "stops"), [([0.0, 0.0], False), ([0.0, 1.0], True)])
+@pytest.mark.parametrize(("others", "stops"), [([[0, 0], [0, 0]], False), ([[0, 0], [0, 1]], True)])
 @pytest.mark.parametrize("mine", [False, True])
 def test_all_stop_when_one_wants_to(
-    mine: bool, others: list[float], stops: bool, monkeypatch: pytest.MonkeyPatch
+    mine: bool, others: list[list[int]], stops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "of_all_workers", lambda strategy, value: [*others, float(value)])
+    monkeypatch.setattr(module, "arrays_of_all_workers", lambda strategy, value: np.array([*others, value]))
     model = SimpleNamespace(stop_training=mine)
     agree_to_stop(tf.distribute.get_strategy(), model, keras.callbacks.CallbackList())
     assert model.stop_training is (mine or stops)

@@ -1,0 +1,356 @@
+"""What the first batch did not show is found later: what a counter or a callback switches on, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from first_batch_helpers import TWO, X
+from training_helpers import line_net, plain_dataset, sequential
+
+import mirrorkit as mk
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.train.first_batch import check as check_module
+from mirrorkit.train.first_batch import later
+from mirrorkit.train.first_batch.later import LaterChecks
+
+L = keras.layers
+ops = keras.ops
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+ENDLESS = plain_dataset(X, X[:, :1], batch=8).repeat()
+
+
+class _SwitchOn(keras.callbacks.Callback):
+    """In a hook, when it is called with this number."""
+
+    def __init__(self, switch: Any, value: Any, hook: str = "on_train_batch_end", number: int = 1) -> None:
+        super().__init__()
+        self.switch, self.value, self.number = switch, value, number
+        setattr(self, hook, self.act)
+
+    def act(self, number: int, logs: Any = None) -> None:
+        if number == self.number:
+            self.switch.assign(self.value)
+
+
+class _Centers(L.Layer):  # type: ignore[name-defined]
+    def build(self, shape: Any) -> None:
+        self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x - self.share * ops.mean(x, axis=0, keepdims=True) if training else x
+
+
+class _CentersLater(L.Layer):  # type: ignore[name-defined]
+    """After three steps, which it counts."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training:
+            return x
+        self.steps.assign(self.steps + 1.0)
+        return x - ops.where(self.steps > 3.5, 0.5, 0.0) * ops.mean(x, axis=0, keepdims=True)
+
+
+class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
+    """A train_step of its own, which minimizes a mean over the rows, and after some steps perhaps the maximum."""
+
+    def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9) -> None:
+        super().__init__()
+        self.net, self.largest_after = sequential((4,), *layers(), L.Dense(1)), largest_after
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.net(x, training=training)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            is_late = self.optimizer.iterations >= 2 * self.largest_after
+            with tf.GradientTape() as tape:
+                each = tf.reduce_mean((self.net(x, training=True) - y) ** 2, -1)
+                loss = tf.where(is_late, tf.reduce_max(each), tf.reduce_mean(each))
+            weights = self.net.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def _loop_of(strategy: Any, unchecked: Any = (), **options: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = _TwoUpdates(**options)
+        model.compile(keras.optimizers.SGD(0.01))
+    return mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked=unchecked), steps_per_call=1)
+
+
+def _fit(loop: Any, switch: Any, value: float) -> None:
+    loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=3, callbacks=[_SwitchOn(switch, value)], verbose=0)
+    assert loop.step.optimizer.iterations == 9
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """After how many steps there was a later check."""
+    steps: list[int] = []
+    check = LaterChecks.check
+
+    def noted(self: LaterChecks, after: int) -> None:
+        steps.append(after)
+        check(self, after)
+
+    monkeypatch.setattr(LaterChecks, "check", noted)
+    return steps
+
+
+def test_a_layers_switch(make_loop: Any) -> None:
+    def loop() -> Any:
+        return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=1)
+
+    one = loop()
+    with pytest.raises(StepError, match=r"depends on the other examples.*training=True.*At step 0 it was still right"):
+        _fit(one, one.step.model.layers[1].share, 1.0)
+    assert one.step.optimizer.iterations == 2
+    with pytest.raises(StepError, match="depends on the other examples"):  # a second try is no way around
+        one.fit(ENDLESS, steps_per_epoch=1, verbose=0)
+    assert one.step.optimizer.iterations == 2
+    same = loop()
+    _fit(same, same.step.model.layers[1].share, 0.0)
+
+
+def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
+    def loop(count: Any) -> Any:
+        def loss(y: Any, y_pred: Any) -> Any:
+            each = ops.mean(ops.square(y - y_pred), -1)
+            return ops.where(ops.arange(ops.shape(each)[0]) < count, each, 0.5 * each)
+
+        return make_loop(TWO, line_net, loss=loss, steps_per_call=1)
+
+    count = keras.Variable(100, trainable=False, dtype="int32")
+    with pytest.raises(StepError, match=r"\(loss\) of a batch"):
+        _fit(loop(count), count, 6)
+    count = keras.Variable(100, trainable=False, dtype="int32")
+    _fit(loop(count), count, 50)  # another number, and as right as before
+
+
+def test_a_variable_is_looked_at_when_it_first_changes(make_loop: Any, checked: list[int]) -> None:
+    """One that changes at every batch, as the weight of a loss may, does not use up the time of all others."""
+    weight, other = (keras.Variable(1.0, trainable=False) for _ in range(2))
+
+    def loss(y: Any, y_pred: Any) -> Any:
+        return weight * other * ops.mean(ops.square(y - y_pred), -1)
+
+    sets = keras.callbacks.Callback()
+    sets.on_train_batch_end = lambda batch, logs=None: weight.assign(weight + 1.0)
+    loop = make_loop(TWO, line_net, loss=loss, steps_per_call=1)
+    loop.fit(ENDLESS, steps_per_epoch=9, callbacks=[sets, _SwitchOn(other, 0.5, number=4)], verbose=0)
+    assert checked == [1, 5]
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> None:
+    """Found at the end of the first call with what it has assigned."""
+    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=2)
+    switch = _SwitchOn(loop.step.model.layers[1].share, 1.0, hook, 3)
+    with pytest.raises(StepError, match=r"depends on the other examples.*At step 10 it was still right"):
+        loop.fit(ENDLESS, steps_per_epoch=5, epochs=9, callbacks=[switch], verbose=0)
+    assert loop.step.optimizer.iterations == (17 if hook == "on_epoch_begin" else 22)
+
+
+def test_a_layer_that_counts_steps(make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _CentersLater(), L.Dense(1)), steps_per_call=4)
+    with pytest.raises(StepError, match=r"depends on the other examples.*At step 0 it was still right"):
+        loop.fit(ENDLESS, steps_per_epoch=50, verbose=0)
+    assert loop.step.optimizer.iterations == 12  # the end of the call with the tenth step
+
+
+@pytest.mark.parametrize(
+    ("by", "accumulate", "right", "found"),
+    [("iterations", 1, 4, 10), ("a variable", 1, 0, 6), ("a variable", 2, 10, 12)],
+)
+def test_a_loss_that_becomes_the_maximum_of_a_batch(
+    by: str, accumulate: int, right: int, found: int, make_loop: Any
+) -> None:
+    known: list[Any] = []
+    switch = keras.Variable(0, trainable=False, dtype="int64")
+
+    def loss(y: Any, y_pred: Any) -> Any:
+        each = ops.mean(ops.square(y - y_pred), -1)
+        is_late = known[0].iterations >= 6 if by == "iterations" else switch > 0
+        return ops.where(is_late, ops.max(each) + ops.zeros_like(each), each)
+
+    def optimizer() -> Any:
+        known[:] = [keras.optimizers.SGD(0.01)]
+        return known[0]
+
+    where = TWO if accumulate == 1 else ("one_device", 1)
+    loop = make_loop(where, line_net, optimizer, loss=loss, steps_per_call=2, accumulate=accumulate)
+    callback = _SwitchOn(switch, 1, number=6 * accumulate - 1)
+    with pytest.raises(StepError, match=rf"\(loss\) of a batch is not that of its parts.*At step {right} it was"):
+        loop.fit(ENDLESS, steps_per_epoch=50, callbacks=[callback] if by == "a variable" else [], verbose=0)
+    assert loop.position.steps == found
+
+
+def test_a_train_step_of_its_own(strategy_of: Any) -> None:
+    loop = _loop_of(strategy_of(*TWO), largest_after=6)
+    match = "train_step of _TwoUpdates does not mean the same on shares .*At step 0 it was still right"
+    with pytest.raises(StepError, match=match):
+        loop.fit(ENDLESS, steps_per_epoch=50, verbose=0)
+    assert loop.position.steps == 10
+    loop = _loop_of(strategy_of(*TWO), largest_after=60)
+    with pytest.raises(StepError, match="At step 10 it was still right"):
+        loop.fit(ENDLESS, steps_per_epoch=150, verbose=0)
+    assert loop.position.steps == 100
+
+
+def test_gradients_that_are_nothing_but_rounding(strategy_of: Any, checked: list[int]) -> None:
+    """At the weights of the least squares those of several rows add up to nothing."""
+    loop = _loop_of(strategy_of(*TWO))
+    x, y = np.tile(100 * X[:5], (2, 1)), np.tile(1000 * X[5:10, 1:2], (2, 1))
+    x[:, 1:] = 0.0
+    slope, bias = np.polyfit(x[:, 0], y[:, 0], 1)
+    settles = keras.callbacks.Callback()
+    best = [np.array([[slope], [0.0], [0.0], [0.0]]), np.array([bias])]
+    settles.on_train_batch_end = lambda batch, logs=None: loop.step.model.set_weights(best)
+    loop.fit(plain_dataset(x, y, batch=10).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
+    assert checked == [10]
+    with pytest.raises(StepError, match="gradients"):  # which these are without that care
+        check_module.compare_shares(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
+
+
+class _Counts(L.Layer):  # type: ignore[name-defined]
+    """In a Python attribute, how often it is called."""
+
+    calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+def _supervised(make_loop: Any, strategy_of: Any) -> Any:
+    def net() -> Any:
+        return sequential((4,), L.Dense(8), L.BatchNormalization(), L.Dropout(0.3), _Counts(), L.Dense(1))
+
+    return make_loop(TWO, net, lambda: keras.optimizers.Adam(0.01), steps_per_call=2, accumulate=2, metrics=["mae"])
+
+
+def _of_its_own(make_loop: Any, strategy_of: Any) -> Any:
+    return _loop_of(strategy_of(*TWO), layers=lambda: (L.Dense(8), L.BatchNormalization(), L.Dropout(0.3), _Counts()))
+
+
+@pytest.mark.parametrize("make", [_supervised, _of_its_own])
+def test_a_right_training_goes_on_with_the_same_bits(
+    make: Any, make_loop: Any, strategy_of: Any, monkeypatch: pytest.MonkeyPatch, checked: list[int]
+) -> None:
+    def trained() -> list[Any]:
+        loop = make(make_loop, strategy_of)
+        history = loop.fit(ENDLESS, steps_per_epoch=6, epochs=2, verbose=0).history
+        model = getattr(loop.step.model, "net", loop.step.model)
+        calls = [layer.calls for layer in model.layers if isinstance(layer, _Counts)]
+        variables = [v.value.numpy() for v in loop._passes.step.variables]
+        draws = [random.random(), np.random.uniform(), tf.random.normal([3]), keras.random.normal([3])]
+        return [*variables, *history.values(), calls, *draws, loop._passes.calls.traces]
+
+    expected = trained()
+    assert checked == [10]
+    monkeypatch.setattr(LaterChecks, "is_due", lambda self, steps: False)
+    for one, other in zip(trained(), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert checked == [10]
+
+
+def test_what_has_no_parts_or_is_unchecked_is_left_alone(
+    make_loop: Any, strategy_of: Any, checked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(later, "take", None)  # no row is kept
+    for loop in (
+        make_loop(("one_device", 1), line_net),
+        _loop_of(strategy_of("one_device", 1), largest_after=6),
+        _loop_of(strategy_of(*TWO), largest_after=6, unchecked="rows"),
+    ):
+        loop.fit(ENDLESS, steps_per_epoch=12, verbose=0)
+    assert checked == []
+
+
+def test_a_name_that_is_unchecked_stays_so(make_loop: Any) -> None:
+    switch = keras.Variable(0.0, trainable=False)
+
+    def loss(y: Any, y_pred: Any) -> Any:
+        each = ops.mean(ops.square(y - y_pred), -1)
+        return each + switch * ops.max(each)
+
+    loop = make_loop(TWO, line_net, loss=loss, unchecked=("loss", "rows"))
+    loop.fit(ENDLESS, steps_per_epoch=12, callbacks=[_SwitchOn(switch, 1.0, number=2)], verbose=0)
+
+
+def test_a_loss_that_is_not_finite_is_no_difference(strategy_of: Any, checked: list[int]) -> None:
+    loop = _loop_of(strategy_of(*TWO))
+    bias = loop.step.model.net.layers[0].bias
+    nan = _SwitchOn(bias, [np.nan], "on_train_batch_begin", number=9)
+    loop.fit(ENDLESS, steps_per_epoch=20, callbacks=[nan, keras.callbacks.TerminateOnNaN()], verbose=0)
+    assert loop.position.steps == 10
+    assert checked == []
+
+
+def test_each_fit_counts_its_steps_and_one_that_resumes_counts_on(
+    make_loop: Any, checked: list[int], tmp_path: Path
+) -> None:
+    def loop() -> Any:
+        return make_loop(TWO, line_net, steps_per_call=1)
+
+    first = loop()
+    saved = mk.train.Checkpoints(tmp_path)
+    first.fit(ENDLESS, steps_per_epoch=4, epochs=2, callbacks=[saved], verbose=0)
+    assert checked == []
+    first.fit(ENDLESS, steps_per_epoch=60, epochs=2, verbose=0)
+    assert checked == [18, 108]
+    checked.clear()
+    resumed = loop()
+    resumed.fit(ENDLESS, steps_per_epoch=4, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert checked == [10]
+
+
+def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(later, "perf_counter", lambda: now[0])
+
+    def takes(seconds: float) -> Any:
+        def check(batch: Any) -> None:
+            now[0] += seconds
+
+        return check
+
+    def checks() -> Any:
+        made = LaterChecks(make_loop(TWO, line_net)._passes.step)
+        made._check = takes(2.0)
+        return made
+
+    batch = tf.constant(X), tf.constant(X)
+    some = checks()
+    some.keeping(takes(3.0), 0)(batch)
+    assert [len(part) for part in some._rows] == [16, 16]
+    assert not some.is_due(9)
+    for steps in (10, 100):  # as long as five seconds are not over
+        assert some.is_due(steps)
+        some.check(steps)
+        assert not some.is_due(steps + 1)
+    assert not some.is_due(1000)  # a third one of two seconds
+    some._trained = 599.0
+    assert not some.is_due(1001)
+    some._trained = 601.0
+    assert some.is_due(1002)
+    slow = checks()
+    slow.keeping(takes(6.0), 0)(batch)
+    assert not slow.is_due(10)  # by the first check
