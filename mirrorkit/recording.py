@@ -20,11 +20,13 @@ class RecordedCall:
     Attributes:
         layer: the layer.
         inputs: its float input tensors.
+        result: what it returned.
         outputs: its float output tensors, without those that a layer within it has already returned.
     """
 
     layer: Any
     inputs: list[tf.Tensor]
+    result: Any
     outputs: list[tf.Tensor] = field(default_factory=list)
 
     @property
@@ -47,7 +49,7 @@ def recorded() -> Iterator[list[RecordedCall]]:
         result = original(layer, *args, **kwargs)
         outputs = [tensor for tensor in _floats(result) if id(tensor) not in seen]
         seen.update(map(id, outputs))
-        calls.append(RecordedCall(layer, _floats((args, kwargs)), outputs))
+        calls.append(RecordedCall(layer, _floats((args, kwargs)), result, outputs))
         return result
 
     with private.replace("Operation.__call__", call_and_record):

@@ -17,7 +17,6 @@ from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, LoopStep
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.variables import assign, unchanged
 
 Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
 
@@ -54,16 +53,8 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
 
 def _check_again(step: LoopStep) -> Any:
     if isinstance(step, KerasStep):
-        return _check_of(step, "train") and _compare_moved
+        return _check_of(step, "train")
     return functools.partial(compare_parts, again=True) if getattr(step, "shards", 1) > 1 else None
-
-
-def _compare_moved(step: KerasStep, batch: Batch, what: FirstOf) -> None:
-    """Compare shares with weights that are a little larger: the gradients of a trained model may be mere rounding."""
-    with unchanged(step.variables):
-        for weight in step.model.trainable_variables:
-            assign(weight, 1.01 * weight)
-        compare_shares(step, batch, "train")
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:

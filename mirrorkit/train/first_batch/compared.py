@@ -17,6 +17,7 @@ LARGEST = 1e-3  # larger than any rounding in float32
 SIXTEEN = 0.05  # the same in 16 bits
 _GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
+_ROUNDED = 30  # times what the last digits of the weights change: as much may be rounding
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of a value that advances
 
 
@@ -69,7 +70,26 @@ def differing(
             yield name, ""
 
 
-def gradients_apart(one: Ran, other: Ran) -> float:
+def but_for_rounding(whole: Ran, parts: Ran, nudged: Ran) -> Ran:
+    """Return the parts; with the gradients of the whole, where `nudged` weights change these about as much.
+
+    Of a converged model, the gradient is what rounding leaves.
+    """
+    is_rounding = _gradients_apart(whole, parts) <= _ROUNDED * _gradients_apart(whole, nudged)
+    return parts._replace(gradients=whole.gradients) if is_rounding else parts
+
+
+def nudge_of(model: KerasModel) -> float:
+    """Return by which part of itself a weight is changed in its last digits."""
+    return 2.0**-7 if has_sixteen_bits(model) else 2.0**-22
+
+
+def nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
+    """Change the last digits."""
+    return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))
+
+
+def _gradients_apart(one: Ran, other: Ran) -> float:
     """Return the largest difference of any number in the gradients."""
     pairs = zip(itertools.chain(*one.gradients), itertools.chain(*other.gradients), strict=True)
     return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)

@@ -40,9 +40,9 @@ def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str
     except Exception:  # whatever a user's layer may raise
         return {}
     count = int(tf.nest.flatten(x)[0].shape[0])
-    rows = _mixing(whole, parts, rounding_of(step.model))
+    found = _mixing(whole, parts, rounding_of(step.model))
     return {
-        "rows": [] if rows is None else [_said(step, rows, count, training=training)],
+        "rows": [] if found is None else [_said(step, *found, count, training=training)],
         "add_loss": list(_added(step.model, whole, parts, count)),
     }
 
@@ -67,8 +67,8 @@ def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
     return [_Called(calls, one) for calls, one in zip(found, added, strict=True)]
 
 
-def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> RecordedCall | None:
-    """Return the first call whose outputs for parts of the rows are neither those for all, nor parts of them."""
+def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
+    """Return the first call, and its output, that for parts of the rows is neither that for all, nor parts of it."""
     calls = (one.calls for one in (whole, *parts))
     call: RecordedCall
     for call, *others in zip(*calls, strict=False):
@@ -77,31 +77,31 @@ def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> RecordedC
         for output, *of_parts in zip(call.outputs, *(other.outputs for other in others), strict=False):
             is_one = not any(rows_differ(output, [part], share) for part in of_parts)  # such as a weight
             if not is_one and rows_differ(output, of_parts, share):
-                return call
+                return call, output
     return None
 
 
-def _said(step: Supervised, call: RecordedCall, count: int, *, training: bool) -> str:
+def _said(step: Supervised, call: RecordedCall, output: tf.Tensor, count: int, *, training: bool) -> str:
     if not isinstance(call.layer, LossModel):
-        shape = list(call.outputs[0].shape)
         return (
-            f"What {call.name} returns for an example ({shape} for {count} rows) depends on the other examples of its "
-            f"batch, on how many there are, or on its place among them (training={training}): a layer uses all rows "
-            "of its batch, of which a replica has only its own, or draws with a constant seed, which each replica "
-            f"repeats. {LAYERS}"
+            f"What {call.name} returns for an example ({list(output.shape)} for {count} rows) depends on the other "
+            "examples of its batch, on how many there are, or on its place among them "
+            f"(training={training}): a layer uses all rows of its batch, of which a replica has only its own, or draws "
+            f"with a constant seed, which each replica repeats. {LAYERS}"
         )
+    name = next(name for name, value in call.result.items() if value is output)
     if step.is_whole:
         return (
-            "What loss_fn returns is not the same for parts of a batch that gather rows from each other as for the "
-            "whole batch. All that it uses of other examples, and how many there are, must come from "
+            f"What loss_fn returns as {name!r} is not the same for parts of a batch that gather rows from each other "
+            "as for the whole batch. All that it uses of other examples, and how many there are, must come from "
             "mk.train.all_gather, and it must return the values of its own rows."
         )
     return (
-        "What loss_fn returns for an example depends on the other examples of its batch, or on how many there are. "
-        "Each value must come from its own example alone: take means over other axes than the first, do not divide by "
-        "the number of rows, since a step takes the mean over the global batch itself, and let the data give each "
-        "example its pair or its negatives. A loss that is over the whole batch gathers what it needs of the others "
-        "with mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
+        f"What loss_fn returns as {name!r} for an example depends on the other examples of its batch, or on how many "
+        "there are. Each value must come from its own example alone: take means over other axes than the first, do not "
+        "divide by the number of rows, since a step takes the mean over the global batch itself, and let the data give "
+        "each example its pair or its negatives. A loss that is over the whole batch gathers what it needs of the "
+        "others with mk.train.all_gather, in Step.from_loss(..., whole_batch=True)."
     )
 
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import num_workers
-from mirrorkit.train.first_batch.compared import Ran, differing, gradients_apart
+from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differing, nudge_of
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
 from mirrorkit.train.first_batch.functions import function_faults, is_loss
 from mirrorkit.train.first_batch.keras_updates import update_faults
@@ -31,7 +31,6 @@ from mirrorkit.train.first_batch.running import predicted, run, state_by_path
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
 from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, parts_of, seen_by, some_rows, take
 from mirrorkit.train.first_batch.shares import CURE, SETS, cannot_run
-from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
@@ -41,7 +40,6 @@ from mirrorkit.variables import path, unchanged
 
 _log = logging.getLogger("mirrorkit")
 
-_ROUNDED = 30  # times what the last digits of the weights change: as much may be rounding
 _STATE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
     "rows (keras.ops.mean), or leave it to a metric."
@@ -186,9 +184,8 @@ def _between(step: Supervised, rows: Nest, what: FirstOf) -> list[tuple[str, str
         if any(compare(again, whole)):
             return []
     if what == "train":
-        (nudged,) = both([[computed.count]], nudge=2.0**-7 if has_sixteen_bits(step.model) else 2.0**-22)
-        if gradients_apart(whole, parts) <= _ROUNDED * gradients_apart(whole, nudged):
-            parts = parts._replace(gradients=whole.gradients)
+        (nudged,) = both([[computed.count]], nudge=nudge_of(step.model))
+        parts = but_for_rounding(whole, parts, nudged)
     worst = _worst_gradient(step, whole, parts)
     texts = compare(whole, parts, before=before)
     return [(name, text + worst * (name == "gradients")) for name, text in texts]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.compared import Ran
+from mirrorkit.train.first_batch.compared import Ran, nudged
 from mirrorkit.train.first_batch.rows import Computed, InParts
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import is_seed
@@ -47,7 +47,7 @@ def run(
 
     def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
         scale = [tf.ones_like(value) for value in computed.values.scale]  # the real one may overflow at first
-        weights = [_nudged(weight, nudge) for weight in weights] if nudge else weights
+        weights = [nudged(weight, nudge) for weight in weights] if nudge else weights
         values = computed.values._replace(weights=weights, state=state, scale=scale)
         if what == "predict":
             return [_outputs(step, values, in_parts, sizes) for sizes in cuts]
@@ -174,8 +174,3 @@ def small(
         return folded(dense(gradient, shape)) if math.prod(shape) > _LARGE else dense(gradient, shape)
 
     return [None if gradient is None else compared(i, gradient) for i, gradient in gradients]
-
-
-def _nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
-    """Change the last digits: of a converged model, the gradient is what rounding leaves, and changes as a whole."""
-    return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))

@@ -8,6 +8,7 @@ with several sets of rows, since a step may do otherwise from a threshold on (th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
-from mirrorkit.train.first_batch.compared import Ran, differing
+from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differing, nudge_of, nudged
 from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.same_results import rows_of_chief
 from mirrorkit.train.keras_model.inlining import functions_inlined
@@ -29,7 +30,7 @@ from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import Pass
-from mirrorkit.variables import copies, path, unchanged
+from mirrorkit.variables import assign, copies, path, unchanged
 
 SETS = 2  # of rows
 
@@ -104,8 +105,15 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
             raise cannot_run(name, rows, error) from error
         raise cannot_run(name, rows, error, ANY_ROWS) from error
     before = _own_state(step)
+    compare = functools.partial(differing, step.model, before=before)
+    if what == "train" and any(any(compare(*both)) for both in zip(wholes, all_parts, strict=True)):
+        with unchanged(step.variables):
+            for weight in step.model.trainable_variables:
+                assign(weight, nudged(tf.convert_to_tensor(weight), nudge_of(step.model)))
+            others = _run(step, sets, sizes, what, drawn, everywhere=True)
+        all_parts = [*map(but_for_rounding, wholes, all_parts, others)]
     for whole, parts in zip(wholes, all_parts, strict=True):
-        for _, found in differing(step.model, whole, parts, before=before):
+        for _, found in compare(whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: it {found} {CURE}")
     return True
 
