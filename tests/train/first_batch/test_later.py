@@ -16,8 +16,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch import check as check_module
-from mirrorkit.train.first_batch import shares
-from mirrorkit.train.first_batch import later
+from mirrorkit.train.first_batch import later, shares
 from mirrorkit.train.first_batch.later import LaterChecks
 
 L = keras.layers
