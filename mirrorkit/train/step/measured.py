@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -107,10 +106,7 @@ class Measured:
 
 
 def _outputs(model: KerasModel, x: Spec) -> Nest:
-    """Return specs of what a model gives: a functional one knows it; or as it says where it cannot be called."""
-    if getattr(model, "inputs", None):
-        with contextlib.suppress(Exception):  # inputs in another structure, which a call arranges
-            return model.compute_output_spec(symbolic(x))
+    """Return specs of what a model gives; as it says itself where it cannot be called, as with RandomCrop."""
     try:
         return outputs_of(model, x)
     except Exception:  # whatever a user's layer may raise
