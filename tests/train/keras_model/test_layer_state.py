@@ -89,7 +89,7 @@ def test_an_integer_or_flag_that_follows_from_rows_is_refused(
         loop = make_loop(where, lambda: sequential((4,), Notes(), L.Dense(1)), **options)
         loop.fit(tf.data.Dataset.from_tensor_slices(numbers).batch(20, drop_remainder=has_known_size), verbose=0)
 
-    with pytest.raises(StepError, match="'sequential/notes/variable'.*mean"):
+    with pytest.raises(StepError, match=r"'sequential/notes/variable'.*mean"):
         fit("mirrored", 2)
     if of_rows == "rows":
         fit("mirrored", 2, unchecked=["state"])
