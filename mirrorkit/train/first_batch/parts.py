@@ -60,7 +60,7 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
         parts = step.unpack(batch).present
         step.prepare(batch, what)
         _require_known(step, step.options.unchecked)
-    if what == "train" and "keras" not in step.options.unchecked:
+    if what == "train" and not again and "keras" not in step.options.unchecked:
         for found in update_faults(step.optimizer):
             raise StepError(f"The step does not do what Keras's fit does: {found}")
     shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
@@ -95,8 +95,11 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, with_functions: bool)
     if differences and step.options.runs_keras:
         name = f"{what}_step of {type(step.model).__name__}"
         raise StepError(f"{name} does not mean the same on shares of a batch: it {differences[0][1]} {CURE}")
-    if differences and not any(found.values()):
+    if differences:
         found |= _blamed(step, parts, what, differences)
+        is_explained = any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss"))
+        rest = [f"The step {text}" for name, text in differences if name not in found]
+        found["rows"] = found["rows"] if is_explained else rest
     names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
     if names:
         texts = itertools.chain(*(found[name] for name in names))
@@ -112,18 +115,11 @@ def _blamed(
 ) -> dict[str, list[str]]:
     """Say what is to blame for the differences, by the name that leaves it unchecked."""
     x = few_rows(step.trained, parts if what == "predict" else parts[0])
-    found = culprits(step, x, training=what == "train")
+    found = {"rows": [], **culprits(step, x, training=what == "train")}
     found["state"] = [f"The step {text} {_STATE}" for name, text in differences if name == "state"]
     if what == "predict":
-        why = found.get("rows") or [LAYERS]
-        found = {
-            "rows": [
-                f"{predicted(differences[0][0], len(tf.nest.flatten(x)[0]))} is not what parts of them give.",
-                *why,
-            ]
-        }
-    if not any(found.values()):
-        found["rows"] = [f"The step {text}" for _, text in differences]
+        title = predicted(differences[0][0], len(tf.nest.flatten(x)[0]))
+        found["rows"] = [f"{title} is not what parts of them give.", *(found["rows"] or [LAYERS])]
     return found
 
 

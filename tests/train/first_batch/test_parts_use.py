@@ -100,6 +100,16 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         check(make_loop(TWO, binary_net, loss=of_pairs, metrics=[f1], unchecked=("loss",)), X, BINARY)
 
 
+def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, L.Dense(1, activation="sigmoid")(inputs - ops.mean(inputs, axis=0)))
+
+    for names in (("f1",), ("f1", "loss")):
+        with pytest.raises(StepError, match="other examples of its batch"):
+            check(make_loop(TWO, net, loss="mse", metrics=[f1], unchecked=names), X, BINARY)
+
+
 def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: Any) -> None:
     def in_graphs_only(y: Any, y_pred: Any) -> Any:
         return ops.mean(ops.square(y - y_pred), -1) + 0 * tf.gradients(y_pred, y_pred)[0][:, 0]
