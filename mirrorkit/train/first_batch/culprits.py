@@ -28,7 +28,8 @@ class _Called(NamedTuple):
     """A pass through the model."""
 
     calls: list[RecordedCall]
-    added: Sequence[tf.Tensor]  # to the loss
+    adding: list[Any]  # layers, which add to the loss
+    added: Sequence[tf.Tensor]
 
 
 def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str]]:
@@ -49,22 +50,22 @@ def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str
 
 def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
     """Call the model on all rows, and on parts of them."""
-    found: list[list[RecordedCall]] = []
+    found: list[tuple[list[RecordedCall], list[Any]]] = []
     computed = Computed(step, x, training=training)
     sizes = [computed.count], parts_of(computed.count)
 
     def of_part(weights: Any, state: Any, rows: Nest) -> Nest:
         with recorded() as calls:
             _, _, added = call_model(step.trained, weights, state, rows, training=training)
-        found.append(calls)
-        return added
+        found.append((calls, [layer for layer, _ in added]))
+        return [value for _, value in added]
 
     def called(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
         of_cuts = [in_parts(lambda rows: of_part(weights, state, rows), cut) for cut in sizes]
         return [added for of_cut in of_cuts for added in of_cut]
 
     added = computed(called, eager=True)
-    return [_Called(calls, one) for calls, one in zip(found, added, strict=True)]
+    return [_Called(*pair, one) for pair, one in zip(found, added, strict=True)]
 
 
 def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
@@ -108,15 +109,15 @@ def _said(step: Supervised, call: RecordedCall, output: tf.Tensor, count: int, *
 def _added(model: KerasModel, whole: _Called, parts: Sequence[_Called], count: int) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
     sizes = parts_of(count)
-    for i, value in enumerate(whole.added):
+    for i, (layer, value) in enumerate(zip(whole.adding, whole.added, strict=True)):
         total, values = _number(value), [_number(part.added[i]) for part in parts]
         mean = float(np.dot(sizes, values)) / count
         if abs(total - mean) > rounding_of(model) * max(abs(total), *map(abs, values)):
             yield (
-                f"A layer adds {total:.6g} to the loss (add_loss or activity_regularizer) for {count} rows, but the "
-                f"mean over parts of them is {mean:.6g}: {values[0]:.6g} for {sizes[0]} rows, {values[1]:.6g} for "
-                f"{sizes[1]}. Add a mean over the rows (keras.ops.mean) of what each row gives by itself. An "
-                "activity_regularizer returns the sum over the rows, by whose number Keras divides it."
+                f"The layer {layer.name!r} adds {total:.6g} to the loss (add_loss or activity_regularizer) for {count} "
+                f"rows, but the mean over parts of them is {mean:.6g}: {values[0]:.6g} for {sizes[0]} rows, "
+                f"{values[1]:.6g} for {sizes[1]}. Add a mean over the rows (keras.ops.mean) of what each row gives by "
+                "itself. An activity_regularizer returns the sum over the rows, by whose number Keras divides it."
             )
 
 

@@ -21,15 +21,10 @@ _SMALL = 16  # numbers in a variable, at most, that may be a switch
 
 
 class LaterChecks:
-    """Checks rows of the first batch again: after 10, 100, 1,000, ... steps of a fit, and after changes by callbacks.
+    """Checks rows of the first batch again: after 10, 100, 1,000, ... steps of a loop, and after changes by callbacks.
 
     Such a change is the first one of a small variable that the step reads and no update writes.
-
-    Attributes:
-        first: the step from which on the fit counts.
     """
-
-    first = 0
 
     def __init__(self, step: Any) -> None:
         self._step = step
@@ -63,7 +58,7 @@ class LaterChecks:
 
     def is_due(self, steps: int) -> bool:
         """Return whether to check after so many steps; on several workers the chief decides."""
-        due = self.first + 10 ** len(str(max(0, self._right - self.first)))
+        due = 10 ** len(str(self._right))
         is_wanted = steps >= due or any(_value(one) != before for one, before in self._seen)
         has_time = self._spent + self._last <= max(_SECONDS, _SHARE * self._trained)
         return self._rows is not None and is_wanted and has_time and is_chief(self._step.strategy)
@@ -75,7 +70,9 @@ class LaterChecks:
         except StepError as error:
             self._step.checked.discard("train")  # so that the next fit begins with a check
             raise StepError(
-                f"{error} At step {self._right} it was still right, so a checkpoint from before that is not affected."
+                f"At step {steps} a batch is no longer what its parts are, as it was at step {self._right}: a counter, "
+                f"a callback or other weights have changed what the step computes. {error} A checkpoint from before "
+                f"step {self._right} is not affected."
             ) from error
         self._spent += self._last
         self._seen = [(one, before) for one, before in self._seen if _value(one) == before]

@@ -105,8 +105,8 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, with_functions: bool)
         texts = itertools.chain(*(found[name] for name in names))
         raise StepError(
             f"{step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen on a "
-            "few rows of the first batch and on parts of them. If you know that it is right, write "
-            f"Step{'.from_loss' * step.options.of_values}(..., unchecked={names!r}).)"
+            f"few rows of the first batch and on parts of them. If you know that it is right: unchecked={names!r}, an "
+            f"argument of mk.train.Step{'.from_loss' * step.options.of_values} and mk.fit.)"
         )
 
 

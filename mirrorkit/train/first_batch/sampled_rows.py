@@ -78,7 +78,7 @@ def take(nest: Nest, rows: TensorLike) -> Nest:
 
 
 def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows]:
-    """Yield rows as they are, with other targets of the batch, and with other predictions, weights and masks.
+    """Yield rows as they are, with other targets of the batch, and with other predictions, weights, masks and zeros.
 
     Args:
         y: the targets of `ROWS` rows; None for none.
@@ -98,6 +98,9 @@ def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows
     def drawn(one: tf.Tensor | None) -> tf.Tensor | None:
         return None if one is None else tf.constant(rng.choice(kinds_of(one), ROWS), one.dtype)
 
+    def with_zeros(one: tf.Tensor | None) -> tf.Tensor | None:
+        return None if one is None else tf.where(rng.uniform(size=one.shape) < 0.7, one, tf.zeros_like(one))
+
     rows = rows._replace(y=tf.nest.map_structure(drawn, y))
     yield rows
     if weight is not None:
@@ -112,7 +115,8 @@ def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows
                 return None
             return tf.cast(_other_predictions(np.asarray(tf.cast(one, tf.float32)), rng, share), one.dtype)
 
-        yield rows._replace(y_pred=tf.nest.map_structure(changed, rows.y_pred), masks=masks, weight=weight)
+        y = rows.y if share < 1 else tf.nest.map_structure(with_zeros, rows.y)  # as padding is
+        yield rows._replace(y=y, y_pred=tf.nest.map_structure(changed, rows.y_pred), masks=masks, weight=weight)
 
 
 def kinds_of(y: tf.Tensor) -> np.ndarray:

@@ -30,12 +30,12 @@ from mirrorkit.variables import ValueScope
 
 def call_model(
     model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
-) -> tuple[Nest, list[tf.Tensor], list[tf.Tensor]]:
+) -> tuple[Nest, list[tf.Tensor], list[tuple[Any, tf.Tensor]]]:
     """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
 
     Returns the outputs, the new values of the non-trainable variables (the same tensor where nothing was assigned), and
-    what regularisers and `add_loss` add to the loss. Refuses a pass that assigns a trainable weight, or a variable that
-    is not the model's.
+    what layers add to the loss by `add_loss` and regularizers of their activity, each with the layer. Refuses a pass
+    that assigns a trainable weight, or a variable that is not the model's.
     """
     given = list(zip(model.trainable_variables, weights, strict=True))
     given += zip(model.non_trainable_variables, state, strict=True)
@@ -49,10 +49,16 @@ def call_model(
         scope,
     ):
         before = dict(scope.state_mapping)
-        outputs, added = read((model(x, **training_argument(model, training)), list(model.losses)))
+        outputs = read(model(x, **training_argument(model, training)))
+        added = [(_adding(model, loss), loss) for loss in scope.losses]
     assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
     _require_kept(model, {key: scope.paths.get(key, "?") for key in assigned})
     return outputs, [_shaped(scope.get_current_value(v), v) for v in model.non_trainable_variables], added
+
+
+def _adding(model: KerasModel, loss: tf.Tensor) -> Any:
+    """Return the innermost layer that has added a loss."""
+    return next((one for one in reversed(layers_of(model)) if any(own is loss for own in one.losses)), model)
 
 
 def placeholders(like: Nest) -> Nest:

@@ -233,7 +233,6 @@ class Loop:
                 hooks.on_train_begin()  # may restore
                 position, self._entered.is_training = self.position, True
                 finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
-                passes.later.first = 0 if self._restored else position.steps
                 states = self.callback_states = begin_states(self, model, hooks, callbacks, self._restored)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
                 logs: dict[str, float] = {}

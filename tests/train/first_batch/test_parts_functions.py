@@ -68,6 +68,18 @@ def test_a_loss_over_pairs(loss: Any, make_loop: Any) -> None:
         check(make_loop(TWO, net, loss=loss), X, CLASSES)
 
 
+def test_a_mean_over_targets_that_are_padded_later(make_loop: Any) -> None:
+    def masked(y: Any, y_pred: Any) -> Any:
+        counts = ops.cast(ops.not_equal(y, 0), "float32")
+        each = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return ops.sum(counts * each) / ops.sum(counts)
+
+    y = 1 + np.arange(24 * 5).reshape(24, 5) % 3  # the first batch has no padding
+    loop = make_loop(TWO, lambda: sequential((5, 4), L.Dense(4)), loss=masked)
+    with pytest.raises(StepError, match=r"\(masked\)"):
+        check(loop, np.random.default_rng(0).normal(size=(24, 5, 4)).astype("float32"), y)
+
+
 def test_an_accumulated_update_is_cut_too(make_loop: Any) -> None:
     loop = make_loop(
         ("one_device", 1), lambda: sequential((4,), L.Dense(3)), loss=_pairs, metrics=["mae"], accumulate=2

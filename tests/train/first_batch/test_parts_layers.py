@@ -45,7 +45,7 @@ class _Routes(L.Layer):  # type: ignore[name-defined]
 
 
 def test_a_small_loss_that_balances_experts(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"A layer adds .* 5 rows, .* for 11.*unchecked=\('add_loss',\)"):
+    with pytest.raises(StepError, match=r"The layer '__routes' adds .* 5 rows, .* for 11.*unchecked=\('add_loss',\)"):
         check(make_loop(TWO, lambda: sequential((4,), _Routes(), L.Dense(1))), X, X[:, :1])
 
 
