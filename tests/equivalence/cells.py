@@ -55,15 +55,16 @@ def train(
             model, optimizer = case.net(), case.optimizer()
         options = {**case.options, "shard_optimizer": shard_optimizer}
         if "weighted_metrics" in options:
-            options["weighted_metrics"] = [make() for make in options["weighted_metrics"]]
+            with strategy.scope():
+                options["weighted_metrics"] = [make() for make in options["weighted_metrics"]]
         whole = case.large_table and has_copies(strategy) and layout is None and not shard_optimizer
         if whole and device_choice.DEVICE == "gpu":  # where it is not the default
             options["sparse_embeddings"] = True
         if with_variables:
             del options["shard_optimizer"]
-            measured = {"loss": case.loss(), "metrics": case.metrics()}
-            with strategy.scope():
-                model.compile(optimizer, **measured, **options, jit_compile=False, auto_scale_loss=False)
+            with strategy.scope():  # the metrics' variables too
+                measured = {"loss": case.loss(), "metrics": case.metrics(), **options}
+                model.compile(optimizer, **measured, jit_compile=False, auto_scale_loss=False)
             step = mk.train.Step.from_compiled(model)
         else:
             step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)

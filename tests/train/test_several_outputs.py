@@ -156,3 +156,26 @@ def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
     _, loop, model = fit_both(make_loop, _of_nested_inputs, data, optimizer=lambda: keras.optimizers.Adam(0.05))
     unlabelled = mk.data.batches(mk.data.arrays(nested), global_batch_size=25)
     np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_losses_of_outputs_where_replicas_run_keras_with_variables(strategy_of: Any, numbers: Any) -> None:
+    """The last batch is smaller: in Keras's log of one output all batches count alike."""
+    x, _ = numbers
+    y = [x[:, :1], x.sum(1, keepdims=True)]
+
+    def model() -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        hidden = L.SpectralNormalization(L.Dense(3))(inputs)
+        net = keras.Model(inputs, [L.Dense(1, name="first")(hidden), L.Dense(1, name="sum")(hidden)])
+        net.compile("sgd", ["mse", "mae"], jit_compile=False)
+        return net
+
+    expected = model().fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    with strategy_of(*TWO).scope():
+        net = model()
+    found = mk.fit(net, x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    assert len(x) % 16
+    assert {*found} == {"loss", "first_loss", "sum_loss"}
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)

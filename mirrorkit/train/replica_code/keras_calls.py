@@ -74,7 +74,7 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
     any size, so that it knows none, and all count alike.
     """
     scope = this_scope()
-    of_output = isinstance(scope, PureScope) and not scope.by_user and metric.name.endswith("_loss")
+    of_output = scope is not None and not scope.by_user and metric.name.endswith("_loss")
     if scope is not None and (sample_weight is None or (of_output and isinstance(sample_weight, int))):
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:

@@ -161,6 +161,7 @@ class ReplicaScope(Assignments):
         plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
+        by_user: whether it is a user who wrote the step, and not Keras.
 
     Attributes:
         noted: what was assigned since replicas were last equal.
@@ -174,9 +175,11 @@ class ReplicaScope(Assignments):
         variables: Sequence[Variable],
         plain: Sequence[tf.Variable],
         updates: dict[tuple[int, ...], TraceOnce],
+        *,
+        by_user: bool = True,
     ) -> None:
         super().__init__(share.replica, variables, collect_losses=True)
-        self.share, self.updates = share, updates
+        self.share, self.updates, self.by_user = share, updates, by_user
         owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []

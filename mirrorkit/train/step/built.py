@@ -146,7 +146,8 @@ def _with_variables(
             f"make one update, at its end: {why}. Write the option into the train_step, or give clipping to its "
             "optimizers."
         ) from None
-    return KerasStep(strategy, model, options.unchecked, element_spec if why.of_data else None)
+    only_for = element_spec if why.of_data else None
+    return KerasStep(strategy, model, options.unchecked, only_for, by_user=options.runs_keras)
 
 
 def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:

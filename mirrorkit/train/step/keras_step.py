@@ -65,6 +65,8 @@ class KerasStep:
         model: KerasModel,
         unchecked: Sequence[str] = (),
         only_for: Spec | None = None,
+        *,
+        by_user: bool = True,
     ) -> None:
         check_stateless(model)
         check_variables(strategy, model.variables)
@@ -72,6 +74,7 @@ class KerasStep:
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
         self.strategy, self.model, self.unchecked, self.only_for = strategy, model, unchecked, only_for
+        self._by_user = by_user
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
@@ -246,7 +249,7 @@ class KerasStep:
     @contextlib.contextmanager
     def _scope(self, share: Share) -> Iterator[ReplicaScope]:
         """Within it code of the model runs on this replica's share."""
-        scope = ReplicaScope(share, self.variables, self._plain, self._updates)
+        scope = ReplicaScope(share, self.variables, self._plain, self._updates, by_user=self._by_user)
         with (
             one_replica(),
             keeping(kept_by(layers_of(self.model))),
