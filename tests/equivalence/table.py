@@ -74,8 +74,11 @@ Row = dict[tuple[str, int], Cell]
 
 
 def applies(case: Case, kind: str) -> bool:
-    """Whether a case can be trained there at all."""
-    return kind != "with variables" or case.options.keys() <= _OF_COMPILE
+    """Whether a case can be trained there at all.
+
+    In 16 bits a gradient is rounded otherwise with variables, as that of a mean over the share: 4e-4 on three replicas.
+    """
+    return kind != "with variables" or (case.options.keys() <= _OF_COMPILE and case.policy == "float32")
 
 
 class References:
