@@ -26,7 +26,9 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
 
     With `again`, return what compares a batch with its parts later in the training.
     """
-    check = _check_again(step) if again else None if what in step.checked else _check_of(step, what)
+    if what in step.checked and not again:
+        return None
+    check = _check_again(step) if again else _check_of(step, what)
     if check is None:
         return None
 
@@ -51,7 +53,7 @@ def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
     raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
 
 
-def _check_again(step: LoopStep) -> Any:
+def _check_again(step: LoopStep) -> Check | None:
     if isinstance(step, KerasStep):
         return _check_of(step, "train")
     return functools.partial(compare_parts, again=True) if getattr(step, "shards", 1) > 1 else None

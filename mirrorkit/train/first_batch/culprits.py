@@ -61,8 +61,8 @@ def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
         return [value for _, value in added]
 
     def called(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-        of_cuts = [in_parts(lambda rows: of_part(weights, state, rows), cut) for cut in sizes]
-        return [added for of_cut in of_cuts for added in of_cut]
+        whole, parts = (in_parts(lambda rows: of_part(weights, state, rows), cut) for cut in sizes)
+        return [*whole, *parts]
 
     added = computed(called, eager=True)
     return [_Called(*pair, one) for pair, one in zip(found, added, strict=True)]
@@ -70,12 +70,14 @@ def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
 
 def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
     """Return the first call, and its output, that for parts of the rows is neither that for all, nor parts of it."""
+    # Each pass calls the same layers in the same order: a call of the pass over all rows is beside those of the parts.
     calls = (one.calls for one in (whole, *parts))
     call: RecordedCall
     for call, *others in zip(*calls, strict=False):
         if any(other.layer is not call.layer for other in others):
             return None
-        for output, *of_parts in zip(call.outputs, *(other.outputs for other in others), strict=False):
+        outputs = (one.outputs for one in (call, *others))
+        for output, *of_parts in zip(*outputs, strict=False):
             is_one = not any(rows_differ(output, [part], share) for part in of_parts)  # such as a weight
             if not is_one and rows_differ(output, of_parts, share):
                 return call, output

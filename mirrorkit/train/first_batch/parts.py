@@ -5,8 +5,8 @@ loss over pairs, a sum given to `add_loss`) means something else there, and trai
 So the step is run on a few rows all at once and in two parts (see `rows.py`), and gradients, layer state, logs and
 predictions are compared. Where they differ, the calls of layers are compared to name what is to blame (`culprits.py`).
 
-Losses and metrics of a compiled model are compared by themselves first (`functions.py`), on more rows with the real
-targets and with others: with all predictions on one side of a threshold many faults do not show.
+Losses and metrics of a compiled model are compared by themselves first (`functions.py`), with the real targets and with
+others: with all predictions on one side of a threshold many faults do not show.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
     """Refuse a step that on parts of a batch does not come to what it does on all rows, and an optimizer like that.
 
     Returns whether there were rows enough to compare. Losses and metrics are compared by themselves before the first
-    training, and `again` where a number that they read has changed.
+    training, and each time that it is compared `again` later.
     """
     parts: Nest | None = batch
     if what == "predict":
@@ -96,6 +96,7 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, with_functions: bool)
         name = f"{what}_step of {type(step.model).__name__}"
         raise StepError(f"{name} does not mean the same on shares of a batch: it {differences[0][1]} {CURE}")
     if differences:
+        # Losses and layers explain gradients and logs; what neither explains is told as it is.
         found |= _blamed(step, parts, what, differences)
         is_explained = any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss"))
         rest = [f"The step {text}" for name, text in differences if name not in found]

@@ -58,7 +58,10 @@ def call_model(
 
 def _adding(model: KerasModel, loss: tf.Tensor) -> Any:
     """Return the innermost layer that has added a loss."""
-    return next((one for one in reversed(layers_of(model)) if any(own is loss for own in one.losses)), model)
+    for layer in reversed(layers_of(model)):
+        if any(own is loss for own in layer.losses):
+            return layer
+    return model
 
 
 def placeholders(like: Nest) -> Nest:
