@@ -24,6 +24,12 @@ pytestmark = [
 ]
 
 
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _counted(x: Any) -> Any:
+    """Return `x`, whose gradient is multiplied by the number of rows."""
+    return tf.identity(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
+
+
 def _noting(seen: list[Any], compare: Any) -> Any:
     def noted(step: Any, batch: Any, what: str) -> Any:
         seen.append(batch)
@@ -108,6 +114,12 @@ def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
     for names in (("f1",), ("f1", "loss")):
         with pytest.raises(StepError, match="other examples of its batch"):
             check(make_loop(TWO, net, loss="mse", metrics=[f1], unchecked=names), X, BINARY)
+
+    def with_gradients_of_rows() -> Any:
+        return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1, activation="sigmoid"))
+
+    with pytest.raises(StepError, match="gradients .* differ most for"):
+        check(make_loop(TWO, with_gradients_of_rows, loss="mse", metrics=[f1], unchecked=("f1",)), X, BINARY)
 
 
 def test_what_fails_on_all_rows_is_left_to_the_training(make_loop: Any, caplog: Any) -> None:
@@ -236,12 +248,8 @@ def test_a_model_that_has_converged_is_not_refused(make_loop: Any) -> None:
 
 
 def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop: Any) -> None:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def counted(x: Any) -> Any:
-        return tf.identity(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
-
     def net() -> Any:
-        return sequential((4,), L.Dense(3), L.Lambda(counted), L.Dense(1))
+        return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1))
 
     loop = make_loop(TWO, net, unchecked=("keras",))
     with pytest.raises(StepError, match=r"gradients .* differ most for '\S+'"):
