@@ -118,7 +118,7 @@ def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
     def with_gradients_of_rows() -> Any:
         return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1, activation="sigmoid"))
 
-    with pytest.raises(StepError, match="gradients .* differ most for"):
+    with pytest.raises(StepError, match=r"gradients .* differ most for"):
         check(make_loop(TWO, with_gradients_of_rows, loss="mse", metrics=[f1], unchecked=("f1",)), X, BINARY)
 
 
