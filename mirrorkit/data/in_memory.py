@@ -129,6 +129,17 @@ class Batches(Numbered):
         places = tf.data.Dataset.range(start, len(epochs) * steps)
         return uncopied(self._made(places, batch))
 
+    def spread(self) -> tf.data.Dataset:
+        """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
+        places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
+        element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
+
+        def batch(*rows: Any) -> Any:
+            mapped = rows if self._maps_batches else self._mapped(*rows)
+            return self.finish(mapped, epoch=0, step=tf.constant(0, tf.int64))
+
+        return self._made(element, batch)
+
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         return pick(self.split.as_element(), slice(number))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,8 @@ from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 # Differences, in parts of a number's size:
 LARGEST = 1e-3  # larger than any rounding in float32
 SIXTEEN = 0.05  # the same in 16 bits
-_GRADIENT = 3e-5  # of a gradient's norm; rounding is 3e-7 of it for nets of 4 to 22 layers, untrained and trained
+_GRADIENT = 3e-5  # of the norm of a weight's gradient; of all together rounding is 3e-7 in nets of 4 to 22 layers
+_NOTHING = 1e-7  # the norm of a difference between gradients, below which it is none
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 _ROUNDED = 30  # times what the last digits of the weights change: as much may be rounding
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of a value that advances
@@ -41,21 +41,27 @@ def differing(
     parts: Ran,
     *,
     before: Mapping[str, np.ndarray] | None = None,
+    weights: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """Say what a step does otherwise on parts of a batch: names of what it is about, each with a sentence without "it".
 
-    State is compared where its values from `before` are given.
+    State is compared where its values from `before` are given. `weights` are the names of those that have gradients.
     """
     share = rounding_of(model)
     first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
     for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
-        size, allowed = max(_norm(one), _norm(other)), max(share, _LATER) if number else first
-        apart = _norm([a - b for a, b in zip(one, other, strict=True)])
-        if not apart <= size * allowed + 1e-7:
+        # Each weight by itself, since an optimizer may scale it so; after an update, which may have done that to what
+        # rounding left, all of them together.
+        pairs = [([a], [b]) for a, b in zip(one, other, strict=True)] if number == 0 else [(one, other)]
+        apart = [_apart(*pair) for pair in pairs]
+        worst = int(np.argmax(apart)) if apart else 0
+        if apart and apart[worst] > (max(share, _LATER) if number else first):
+            of = f" of {weights[worst]!r}" if weights else ""
+            size, other_size = map(_norm, pairs[worst])
             yield (
                 "gradients",
-                f"gives its update {number + 1} gradients of the norm {_norm(one):.4g} on all rows, and "
-                f"{_norm(other):.4g} when averaged over shares, {apart:.4g} apart.",
+                f"gives its update {number + 1} gradients{of} of the norm {size:.4g} on all rows, and of "
+                f"{other_size:.4g} when averaged over shares, {apart[worst]:.2g} of it apart.",
             )
     loose = max(share, _LATER) if len(whole.gradients) > 1 else share
     for name, old in (before or {}).items():
@@ -71,12 +77,16 @@ def differing(
 
 
 def but_for_rounding(whole: Ran, parts: Ran, nudged: Ran) -> Ran:
-    """Return the parts; with the gradients of the whole, where `nudged` weights change these about as much.
+    """Return the parts; with the gradient of the whole for each weight, where `nudged` weights change it about as much.
 
-    Of a converged model, the gradient is what rounding leaves.
+    Of a converged model, or of a bias before a normalization, the gradient is what rounding leaves.
     """
-    is_rounding = _gradients_apart(whole, parts) <= _ROUNDED * _gradients_apart(whole, nudged)
-    return parts._replace(gradients=whole.gradients) if is_rounding else parts
+
+    def chosen(one: np.ndarray, other: np.ndarray, control: np.ndarray) -> np.ndarray:
+        return one if _largest(one - other) <= _ROUNDED * _largest(one - control) else other
+
+    updates = zip(whole.gradients, parts.gradients, nudged.gradients, strict=True)
+    return parts._replace(gradients=[list(map(chosen, *update)) for update in updates])
 
 
 def nudge_of(model: KerasModel) -> float:
@@ -89,10 +99,16 @@ def nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
     return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))
 
 
-def _gradients_apart(one: Ran, other: Ran) -> float:
-    """Return the largest difference of any number in the gradients."""
-    pairs = zip(itertools.chain(*one.gradients), itertools.chain(*other.gradients), strict=True)
-    return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
+def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Return the distance of gradients by the larger norm; infinite where any number is NaN."""
+    apart = _norm([a - b for a, b in zip(one, other, strict=True)])
+    if apart <= _NOTHING:
+        return 0.0
+    return float(np.nan_to_num(apart / max(_norm(one), _norm(other)), nan=np.inf))
+
+
+def _largest(gradient: np.ndarray) -> float:
+    return float(np.max(np.abs(gradient), initial=0.0))
 
 
 def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
@@ -148,5 +164,5 @@ def _moved_apart(*values: np.ndarray, share: float) -> bool:
     return differ(one, other, max(share * way, _RESOLUTION * largest))
 
 
-def _norm(values: list[np.ndarray]) -> float:
+def _norm(values: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))

@@ -26,10 +26,10 @@ from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differin
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
 from mirrorkit.train.first_batch.functions import function_faults, is_loss
 from mirrorkit.train.first_batch.keras_updates import update_faults
-from mirrorkit.train.first_batch.rows import Computed
+from mirrorkit.train.first_batch.rows import Computed, in_float32
 from mirrorkit.train.first_batch.running import predicted, run, state_by_path
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
-from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, parts_of, seen_by, some_rows, take
+from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, is_telling, parts_of, seen_by, some_rows, take
 from mirrorkit.train.first_batch.shares import CURE, SETS, cannot_run
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
@@ -49,8 +49,8 @@ _STATE = (
 def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
     """Refuse a step that on parts of a batch does not come to what it does on all rows, and an optimizer like that.
 
-    Returns whether there were rows enough to compare. Losses and metrics are compared by themselves before the first
-    training, and each time that it is compared `again` later.
+    Returns whether there were rows that can tell a difference. Losses and metrics are compared by themselves before the
+    first training, and each time that it is compared `again` later.
     """
     parts: Nest | None = batch
     if what == "predict":
@@ -72,11 +72,12 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
     if size == 0 or (size == 1 and step.options.runs_keras):
         return False
     is_first = what != "predict" and "train" not in step.checked
-    if is_first:
-        require_same_results(step, batch, training=what == "train")
-    with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        outside_replica(functools.partial(_compare, step, parts, what, again or is_first))
-    return True
+    with in_float32(step.trained):
+        if is_first:
+            require_same_results(step, batch, training=what == "train")
+        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
+            outside_replica(functools.partial(_compare, step, parts, what, again or is_first))
+    return is_telling(parts)
 
 
 def _require_known(step: Supervised, unchecked: Sequence[str]) -> None:
@@ -106,7 +107,7 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, with_functions: bool)
         texts = itertools.chain(*(found[name] for name in names))
         raise StepError(
             f"{step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen on a "
-            f"few rows of the first batch and on parts of them. If you know that it is right: unchecked={names!r}, an "
+            f"few rows of the data and on parts of them. If you know that it is right: unchecked={names!r}, an "
             f"argument of mk.train.Step{'.from_loss' * step.options.of_values} and mk.fit.)"
         )
 
@@ -134,7 +135,7 @@ def _differences(step: Supervised, parts: Nest, what: FirstOf) -> list[tuple[str
             raise
         except Exception as error:  # whatever a user's step may raise
             if set(step.options.unchecked) - {"keras"}:  # what is left out may fail on other rows
-                _log.warning("A few rows of the first batch could not be compared: %s", told(error))
+                _log.warning("A few rows of a batch could not be compared: %s", told(error))
             else:
                 _require_failing(step, parts, what, error, len(tf.nest.flatten(rows)[0]))
             break
@@ -170,31 +171,21 @@ def _between(step: Supervised, rows: Nest, what: FirstOf) -> list[tuple[str, str
     computed = Computed(step, rows, training=what == "train")
     before = None if what == "predict" else state_by_path(step, computed.values.state)
     both = functools.partial(run, step, computed, what)
-    compare = functools.partial(differing, step.model)
     whole, parts = both([[computed.count], parts_of(computed.count)])
     parts = _known_logs(step, parts)
-    if not any(compare(whole, parts, before=before)):
+    weights = [path(weight) for weight in step.functions.weights_with_gradient] if what == "train" else []
+    compare = functools.partial(differing, step.model, before=before, weights=weights)
+    if not any(compare(whole, parts)):
         return []
     # What differs without being cut, or with other seeds where draws are not known by row, is no proof.
     for seeds in [None] if computed.all_draws_known else [None, computed.other_seeds]:
         (again,) = both([[computed.count]], state=seeds)
-        if any(compare(again, whole)):
+        if any(compare(again, whole, before=None)):
             return []
     if what == "train":
         (nudged,) = both([[computed.count]], nudge=nudge_of(step.model))
         parts = but_for_rounding(whole, parts, nudged)
-    worst = _worst_gradient(step, whole, parts)
-    texts = compare(whole, parts, before=before)
-    return [(name, text + worst * (name == "gradients")) for name, text in texts]
-
-
-def _worst_gradient(step: Supervised, whole: Ran, parts: Ran) -> str:
-    """Name the weight whose gradient differs most."""
-    if not whole.gradients or not whole.gradients[0]:
-        return ""
-    pairs = zip(whole.gradients[0], parts.gradients[0], strict=True)
-    apart = [float(np.max(np.abs(one - other), initial=0.0)) for one, other in pairs]
-    return f" They differ most for {path(step.functions.weights_with_gradient[int(np.argmax(apart))])!r}."
+    return list(compare(whole, parts))
 
 
 def _known_logs(step: Supervised, parts: Ran) -> Ran:

@@ -113,6 +113,19 @@ class _NotKnown(BaseException):
 
 
 @contextlib.contextmanager
+def in_float32(model: KerasModel) -> Iterator[None]:
+    """Let layers of mixed precision compute in float32 within the block: in 16 bits rounding hides differences."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            policy = layer.dtype_policy
+            is_mixed = layer.compute_dtype in ("float16", "bfloat16") and layer.variable_dtype == "float32"
+            if is_mixed and policy.quantization_mode is None:
+                stack.callback(setattr, layer, "dtype_policy", policy)
+                layer.dtype_policy = "float32"
+        yield
+
+
+@contextlib.contextmanager
 def at_rest(model: KerasModel) -> Iterator[None]:
     """Call Keras's layers that are documented to mix rows in training as outside of it."""
     layers = layers_of(model)

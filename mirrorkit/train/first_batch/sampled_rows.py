@@ -43,6 +43,14 @@ def some_rows(parts: Nest) -> Nest:
     return take(parts, np.linspace(0, size - 1, ROWS).astype(int) if size >= ROWS else np.arange(ROWS) % size)
 
 
+def is_telling(parts: Nest) -> bool:
+    """Return whether rows of x, (x, y) or (x, y, sample_weight) differ, and any counts: equal ones show no mixing."""
+    some = some_rows(parts)
+    first = np.asarray(tf.nest.flatten(some)[0])
+    weights = tf.nest.flatten(some[2:]) if isinstance(some, (tuple, list)) else []
+    return bool(np.any(first != first[:1])) and (not weights or any(map(np.any, weights)))
+
+
 class Rows(NamedTuple):
     """Targets, predictions, the masks that Keras has put on these, in flat order, and weights; None where none are."""
 

@@ -20,8 +20,9 @@ from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differing, nudge_of, nudged
-from mirrorkit.train.first_batch.rows import at_rest
+from mirrorkit.train.first_batch.rows import at_rest, in_float32
 from mirrorkit.train.first_batch.same_results import rows_of_chief
+from mirrorkit.train.first_batch.sampled_rows import is_telling
 from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
@@ -73,8 +74,13 @@ class _FewRows(NamedTuple):
 def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     """Refuse a model's step that on shares of a batch does not come to what it does on all rows.
 
-    Returns whether there were rows enough to compare: of fewer than there are replicas each replica computes all.
+    Returns whether there were rows that can tell a difference: of fewer than there are replicas each computes all.
     """
+    with in_float32(step.model):
+        return _compare(step, batch, what)
+
+
+def _compare(step: KerasStep, batch: Batch, what: Pass) -> bool:
     replicas = step.strategy.num_replicas_in_sync
     most = SETS * (2 * replicas + 1)
     some = tf.nest.map_structure(lambda tensor: tensor[:most], batch)
@@ -115,7 +121,7 @@ def compare_shares(step: KerasStep, batch: Batch, what: Pass) -> bool:
     for whole, parts in zip(wholes, all_parts, strict=True):
         for _, found in compare(whole, parts):
             raise StepError(f"{name} does not mean the same on shares of a batch: it {found} {CURE}")
-    return True
+    return is_telling(some)
 
 
 def cannot_run(

@@ -158,10 +158,12 @@ class HostIterator(EpochIterator):
 
         Reading them a second time would advance a shuffle or a generator of the user's.
         """
+        if self._rest is not None:  # they were looked at
+            return
         batches = list(itertools.islice(self.source, number))
-        self.first = batches[0] if batches else None
         if not batches:
             return
+        self.first = batches[0]
         kept = [tf.data.Dataset.from_tensors(batch).map(self._with_spec) for batch in batches]
         whole = functools.reduce(tf.data.Dataset.concatenate, kept)
         self.source, self._rest = iter(untuned(whole)), self.source

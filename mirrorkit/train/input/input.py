@@ -66,6 +66,7 @@ class Input:
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
+        self._seen: Batch | None = None  # the last that was looked at
         spec = source.element_spec
         if any(map(is_none, tf.nest.flatten(spec))):
             raise StepError(
@@ -117,7 +118,8 @@ class Input:
 
         Up to `look_at` batches, those of the first update, may be read before it: several workers then see that theirs
         are the same, and `check` is called with the first one, which is still used for training. Where each worker
-        reads its own rows alone, this is done once, and `check` is called with a sample that all of them read.
+        reads its own rows alone, this is done once, and `check` is called with a sample that all of them read; of a set
+        in memory always with a sample.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._source.is_endless else start
         if self._endless is not None and before == self._next:
@@ -139,7 +141,7 @@ class Input:
         if held := self._held(epoch, start, check):
             return held
         dataset = self._batches(epoch, start, before)
-        if self._context is not None and look_at and self._source.has_identity:
+        if self._is_sampled and look_at and self._source.has_identity:
             if check is not None and start != self.steps:
                 check(self.first())
             look_at, check = 0, None
@@ -165,16 +167,32 @@ class Input:
             require_same_rows(batch, i)
             yield batch, None if self._context is None else self.global_batch_size if i < whole else self._last()
 
-    def first(self, epoch: int = 0, start: int = 0) -> Batch | None:
+    def first(self) -> Batch | None:
         """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on.
 
-        Where each worker reads its own rows alone, it is a batch that all of them can read without a shuffle.
+        Where each worker reads its own rows alone, it is a batch that all of them can read without a shuffle; of a set
+        in memory, examples from all over it.
         """
         if not self._source.can_be_read_twice:
             return None
-        if self._context is not None:
+        if self._is_sampled:
             return next(iter(untuned(self._weighed(self._source.sample()))))
-        return next(iter(untuned(self._batches(epoch, start, start).take(1))))
+        return next(iter(untuned(self._batches(0, 0, 0).take(1))))
+
+    def at_hand(self, iterator: EpochIterator, look_at: int) -> Batch | None:
+        """Return a batch for a check between two updates: the next one, which stays the next, or the last looked at.
+
+        The next update takes `look_at` batches. Of a set in memory it is a sample.
+        """
+        if isinstance(iterator, HostIterator) and not self._source.samples_all:
+            left = self.left(iterator.position)
+            iterator.look_at(look_at if left is None else min(look_at, left))
+            self._seen = self._seen if iterator.first is None else iterator.first
+        return self.first() if self._seen is None else self._seen
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self._context is not None or self._source.samples_all
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
         """Yield iterators that leave the data's position alone, with the number of steps to take from each.
@@ -230,7 +248,7 @@ class Input:
         if holder is None:
             return None
         if check is not None and start != self.steps:
-            check(self.first(epoch, start))
+            check(self.first())
         return holder(epoch, weigh=self._weigh, **self._place(start))
 
     def _on_host(self, dataset: tf.data.Dataset, position: int = 0) -> HostIterator:
@@ -242,6 +260,7 @@ class Input:
         if not look_at or (self._compared and check is None):
             return
         iterator.look_at(look_at)
+        self._seen = iterator.first
         self._compare(lambda: iterator.first, epoch)
         require_same_rows(iterator.first, iterator.position)
         if check is not None and iterator.first is not None:

@@ -33,11 +33,12 @@ class Source:
         order: in words, what decides which examples are in which batch, apart from their number; None for unknown.
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
         has_identity: whether workers compare `identity` rather than the first batch that each of them reads.
+        samples_all: whether a sample is of examples from all over the set.
         labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
     """
 
     can_be_read_twice = has_known_end = True
-    is_endless = starts_over = False
+    is_endless = starts_over = samples_all = False
     order: str | None = None
     labels: Nest = None
 
@@ -107,11 +108,16 @@ class BatchesSource(PreparedSource):
     """A set in memory; under parameter servers a small one is sent to every worker."""
 
     data: Batches
+    samples_all = True
 
     def __init__(self, data: Batches) -> None:
         super().__init__(data)
         self.has_identity = True
         self.labels = data.split.labels if data.map is None and not data.one_hot else None
+
+    def sample(self) -> tf.data.Dataset:
+        """Return a batch of examples from all over the set."""
+        return self.data.spread()
 
     def identity(self, epoch: int, start: int) -> Batch | None:
         """Return the examples of the batch as they lie in the split."""

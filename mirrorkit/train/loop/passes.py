@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,12 +91,13 @@ class Passes:
         """
         totals = self._restored_totals(data, position)
         self._check_labels(data)
-        check = self.later.keeping(first_batch_check(self.step), position.steps)
+        check = self.later.first(position.steps)
         batches = data.epoch(position.epoch, start=position.batch, look_at=self.step.accumulate, check=check)
+        at_hand = functools.partial(data.at_hand, batches, self.step.accumulate)
         periods = [1] if each_step else call_periods(hooks.callbacks)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), self._logs(totals) if position.batch else {}
         if position.validating:  # a signal came in the middle of it
-            self._end_call(position, position.batch - 1, logs, validation, hooks, finite)
+            self._end_call(position, position.batch - 1, logs, validation, hooks, finite, at_hand)
         while position.batch != data.steps and not (position.batch and self.step.model.stop_training):
             steps = self._until_wanted(self._length.next(data.left(position.batch)), position.steps, periods)
             steps = self._until_wanted(steps, position.batch, [validation.every] if validation.every else [])
@@ -121,7 +123,7 @@ class Passes:
             position.advance(result.steps, totals.numpy().tolist())
             is_within = position.batch != data.steps and result.first_bad_step is None
             position.validating = is_within and validation.falls_within(before, position.batch)
-            self._end_call(position, seen, logs, validation, hooks, finite)
+            self._end_call(position, seen, logs, validation, hooks, finite, at_hand)
         require_examples(position.batch, int(totals[_EXAMPLES]))
         if record.steps:
             report.epochs.append(record)
@@ -136,6 +138,7 @@ class Passes:
         validation: Validation,
         hooks: Any,
         finite: FiniteWatch,
+        at_hand: Callable[[], Batch | None],
     ) -> None:
         """Validate where that is due, and tell the callbacks that a call has ended, with the last batch of it."""
         if position.validating:
@@ -146,8 +149,8 @@ class Passes:
         of_finite, of_later = agree_to_stop(self._strategy, self.step.model, hooks, *due)
         if of_finite or of_later:  # numbers that are not finite differ
             finite.require()
-        if of_later:
-            self.later.check(position.steps)
+        if of_later and (batch := at_hand()) is not None:
+            self.later.check(position.steps, batch)
 
     def test(self, data: Input, hooks: Any, *, averaged: bool = False) -> dict[str, Any]:
         """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs."""

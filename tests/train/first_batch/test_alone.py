@@ -15,6 +15,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train import requirements
 from mirrorkit.train.calls import compiled
+from mirrorkit.train.first_batch import later
 from mirrorkit.train.input import epoch, resident
 from mirrorkit.train.loop import passes
 from mirrorkit.train.step import global_batch, supervised
@@ -72,7 +73,8 @@ def test_without_the_checks_the_bits_are_the_same(
         checked.append(what)
 
     expected = trained()
-    monkeypatch.setattr(passes, "first_batch_check", nothing)
+    for module in (passes, later):
+        monkeypatch.setattr(module, "first_batch_check", nothing)
     asked = _without_requirements(monkeypatch)
     found = trained()
     assert {*checked} == {"train", "test", "predict"}

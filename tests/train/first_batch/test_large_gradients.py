@@ -67,7 +67,7 @@ def _fit(*made: Any) -> mk.train.Loop:
     "optimizer", [keras.optimizers.Adagrad, pytest.param(keras.optimizers.Adam, marks=pytest.mark.slow)]
 )
 def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimizer: Any) -> None:
-    with pytest.raises(StepError, match=r"gradients .* differ most for 'sequential.*/table/embeddings'"):
+    with pytest.raises(StepError, match=r"gradients of 'sequential.*/table/embeddings'"):
         _fit(make_loop, OfBatch, optimizer)
     loop = _fit(make_loop, keras.layers.Embedding, optimizer)
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
@@ -77,7 +77,7 @@ def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", _WIDTH - 1)  # numbers; the kernel has 32
     monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
     optimizer = keras.optimizers.Adagrad
-    with pytest.raises(StepError, match=r"gradients .* differ most for 'sequential.*/head/kernel'"):
+    with pytest.raises(StepError, match=r"gradients of 'sequential.*/head/kernel'"):
         _fit(make_loop, keras.layers.Embedding, optimizer, DenseOfBatch)
     _fit(make_loop, keras.layers.Embedding, optimizer)
 

@@ -106,9 +106,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     check = LaterChecks.check
 
-    def noted(self: LaterChecks, after: int) -> None:
+    def noted(self: LaterChecks, after: int, batch: Any) -> None:
         steps.append(after)
-        check(self, after)
+        check(self, after, batch)
 
     monkeypatch.setattr(LaterChecks, "check", noted)
     return steps
@@ -119,7 +119,7 @@ def test_a_layers_switch(make_loop: Any) -> None:
         return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=1)
 
     one = loop()
-    with pytest.raises(StepError, match=r"as it was at step 0.*depends on the other examples.*training=True"):
+    with pytest.raises(StepError, match=r"at step 0.*depends on the other examples.*training=True"):
         _fit(one, one.step.model.layers[1].share, 1.0)
     assert one.step.optimizer.iterations == 2
     with pytest.raises(StepError, match="depends on the other examples"):  # a second try is no way around
@@ -144,8 +144,8 @@ def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
     _fit(loop(count), count, 50)  # another number, and as right as before
 
 
-def test_a_variable_is_looked_at_when_it_first_changes(make_loop: Any, checked: list[int]) -> None:
-    """One that changes at every batch, as the weight of a loss may, does not use up the time of all others."""
+def test_a_variable_that_changes_at_every_batch_does_not_use_up_the_time(make_loop: Any, checked: list[int]) -> None:
+    """As the weight of a loss may; of its changes the first, second, fourth, eighth are looked at."""
     weight, other = (keras.Variable(1.0, trainable=False) for _ in range(2))
 
     def loss(y: Any, y_pred: Any) -> Any:
@@ -155,7 +155,45 @@ def test_a_variable_is_looked_at_when_it_first_changes(make_loop: Any, checked: 
     sets.on_train_batch_end = lambda batch, logs=None: weight.assign(weight + 1.0)
     loop = make_loop(TWO, line_net, loss=loss, steps_per_call=1)
     loop.fit(ENDLESS, steps_per_epoch=9, callbacks=[sets, _SwitchOn(other, 0.5, number=4)], verbose=0)
-    assert checked == [1, 5]
+    assert checked == [1, 2, 4, 5, 8]
+
+
+class _OfPresent(L.Layer):  # type: ignore[name-defined]
+    """Divides by how many rows of a batch are not empty."""
+
+    def call(self, x: Any) -> Any:
+        return x / ops.mean(ops.cast(ops.any(x != 0.0, axis=-1, keepdims=True), "float32"))
+
+
+def _batches_and_then(first: Any, batches: int, later: Any) -> Any:
+    x = np.concatenate([np.tile(first, (batches, 1)), np.tile(later, (8, 1))])
+    return plain_dataset(x, x[:, :1], batch=8)
+
+
+def test_rows_that_show_it_come_later(make_loop: Any, checked: list[int]) -> None:
+    """The batch that comes next is looked at, and then trained on."""
+    loop = make_loop(TWO, lambda: sequential((4,), _OfPresent(), L.Dense(1)), steps_per_call=1)
+    padded = X[:8] * (np.arange(8) % 4 != 1)[:, None]
+    with pytest.raises(StepError, match=r"At step 10 .*depends on the other examples"):
+        loop.fit(_batches_and_then(X[:8], 10, padded), verbose=0)
+    assert checked == [10]
+
+
+def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: list[int]) -> None:
+    centers = lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1))  # noqa: E731
+    loop = make_loop(TWO, centers, steps_per_call=1)
+    loop.step.model.layers[1].share.assign(1.0)
+    with pytest.raises(StepError, match=r"At step 4 .*depends on the other examples"):
+        loop.fit(_batches_and_then(X[:1], 24, X[:8]), verbose=0)
+    assert checked == [1, 2, 4]
+
+
+def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int]) -> None:
+    weights = np.repeat([0.0, 1.0], [24, 64]).astype("float32")
+    x = np.tile(X[:8], (11, 1))
+    loop = make_loop(TWO, line_net, steps_per_call=1)
+    loop.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1], weights)).batch(8), verbose=0)
+    assert checked == [1, 2, 4, 10]
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
@@ -163,21 +201,21 @@ def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> N
     """Found at the end of the first call with what it has assigned."""
     loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=2)
     switch = _SwitchOn(loop.step.model.layers[1].share, 1.0, hook, 3)
-    with pytest.raises(StepError, match=r"as it was at step 10.*depends on the other examples"):
+    with pytest.raises(StepError, match=r"the check at step 10.*depends on the other examples"):
         loop.fit(ENDLESS, steps_per_epoch=5, epochs=9, callbacks=[switch], verbose=0)
     assert loop.step.optimizer.iterations == (17 if hook == "on_epoch_begin" else 22)
 
 
 def test_a_layer_that_counts_steps(make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _CentersLater(), L.Dense(1)), steps_per_call=4)
-    with pytest.raises(StepError, match=r"as it was at step 0.*depends on the other examples"):
+    with pytest.raises(StepError, match=r"the check at step 0.*depends on the other examples"):
         loop.fit(ENDLESS, steps_per_epoch=50, verbose=0)
     assert loop.step.optimizer.iterations == 12  # the end of the call with the tenth step
 
 
 @pytest.mark.parametrize(
     ("by", "accumulate", "right", "found"),
-    [("iterations", 1, 4, 10), ("a variable", 1, 0, 6), ("a variable", 2, 10, 12)],
+    [("iterations", 1, 4, 6), ("a variable", 1, 0, 6), ("a variable", 2, 10, 12)],
 )
 def test_a_loss_that_becomes_the_maximum_of_a_batch(
     by: str, accumulate: int, right: int, found: int, make_loop: Any
@@ -198,20 +236,30 @@ def test_a_loss_that_becomes_the_maximum_of_a_batch(
     loop = make_loop(where, line_net, optimizer, loss=loss, steps_per_call=2, accumulate=accumulate)
     callback = _SwitchOn(switch, 1, number=6 * accumulate - 1)
     with pytest.raises(
-        StepError, match=rf"At step {found} .* as it was at step {right}:.*\(loss\) of a batch is not that of its parts"
+        StepError,
+        match=rf"At step {found} .* at step {right} .*\(loss\) of a batch is not that of its parts",
     ):
         loop.fit(ENDLESS, steps_per_epoch=50, callbacks=[callback] if by == "a variable" else [], verbose=0)
     assert loop.position.steps == found
 
 
+@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident])
+def test_calls_of_whole_epochs(make: Any, make_loop: Any) -> None:
+    """No batch is left at their end."""
+    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _CentersLater(), L.Dense(1)), steps_per_call=3)
+    data = make(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
+    with pytest.raises(StepError, match=r"At step 12 .*depends on the other examples"):
+        loop.fit(data, epochs=9, verbose=0)
+
+
 def test_a_train_step_of_its_own(strategy_of: Any) -> None:
     loop = _loop_of(strategy_of(*TWO), largest_after=6)
-    match = "as it was at step 0.*train_step of _TwoUpdates does not mean the same on shares"
+    match = "the check at step 0.*train_step of _TwoUpdates does not mean the same on shares"
     with pytest.raises(StepError, match=match):
         loop.fit(ENDLESS, steps_per_epoch=50, verbose=0)
     assert loop.position.steps == 10
     loop = _loop_of(strategy_of(*TWO), largest_after=60)
-    with pytest.raises(StepError, match="as it was at step 10:"):
+    with pytest.raises(StepError, match="the check at step 10 "):
         loop.fit(ENDLESS, steps_per_epoch=150, verbose=0)
     assert loop.position.steps == 100
 
@@ -276,10 +324,7 @@ def test_a_right_training_goes_on_with_the_same_bits(
     assert checked == [10]
 
 
-def test_what_has_no_parts_or_is_unchecked_is_left_alone(
-    make_loop: Any, strategy_of: Any, checked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(later, "take", None)  # no row is kept
+def test_what_has_no_parts_or_is_unchecked_is_left_alone(make_loop: Any, strategy_of: Any, checked: list[int]) -> None:
     for loop in (
         make_loop(("one_device", 1), line_net),
         _loop_of(strategy_of("one_device", 1), largest_after=6),
@@ -335,25 +380,23 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: pytest.M
 
         return check
 
-    def checks() -> Any:
-        made = LaterChecks(make_loop(TWO, line_net)._passes.step)
-        made._check = takes(2.0)
+    def checks(first: float) -> Any:
+        step = make_loop(TWO, line_net)._passes.step
+        monkeypatch.setattr(later, "first_batch_check", lambda step, again=False: takes(2.0 if again else first))
+        made = LaterChecks(step)
+        made.first(0)(None)
+        made._step.checked.add("train")
         return made
 
-    batch = tf.constant(X), tf.constant(X)
-    some = checks()
-    some.keeping(takes(3.0), 0)(batch)
-    assert [len(part) for part in some._rows] == [16, 16]
+    some = checks(3.0)
     assert not some.is_due(9)
     for steps in (10, 100):  # as long as five seconds are not over
         assert some.is_due(steps)
-        some.check(steps)
+        some.check(steps, None)
         assert not some.is_due(steps + 1)
     assert not some.is_due(1000)  # a third one of two seconds
     some._trained = 599.0
     assert not some.is_due(1001)
     some._trained = 601.0
     assert some.is_due(1002)
-    slow = checks()
-    slow.keeping(takes(6.0), 0)(batch)
-    assert not slow.is_due(10)  # by the first check
+    assert not checks(6.0).is_due(10)  # by the first check

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from first_batch_helpers import TWO, AddsInTraining, Remembers, X, check
+from step_helpers import with_policy
 from training_helpers import sequential
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -47,6 +49,49 @@ class _Routes(L.Layer):  # type: ignore[name-defined]
 def test_a_small_loss_that_balances_experts(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"The layer '__routes' adds .* 5 rows, .* for 11.*unchecked=\('add_loss',\)"):
         check(make_loop(TWO, lambda: sequential((4,), _Routes(), L.Dense(1))), X, X[:, :1])
+
+
+class _CentersALittle(L.Layer):  # type: ignore[name-defined]
+    def call(self, x: Any) -> Any:
+        return x - 0.01 * ops.mean(x, axis=0, keepdims=True)
+
+
+def test_a_little_of_a_batchs_mean_in_mixed_precision(make_loop: Any) -> None:
+    """In 16 bits it would be as small as rounding."""
+
+    def net(*layers: Any) -> Any:
+        return sequential((4,), L.Dense(8), *layers, L.Dense(1))
+
+    with with_policy("mixed_bfloat16"):
+        right, mixing = make_loop(TWO, net), make_loop(TWO, lambda: net(_CentersALittle()))
+    policies = [layer.dtype_policy.name for layer in right.step.model.layers]
+    check(right, X, X[:, :1])
+    assert [layer.dtype_policy.name for layer in right.step.model.layers] == policies
+    with pytest.raises(StepError, match="depends on the other examples"):
+        check(mixing, X, X[:, :1])
+
+
+def test_a_part_of_the_loss_that_is_a_millionth(make_loop: Any) -> None:
+    """Adam makes its gradients as large as the others."""
+
+    def net() -> Any:
+        x = keras.Input((4,))
+        small = L.Dense(1, name="small")
+        return keras.Model(x, [L.Dense(1)(x), AddsInTraining(lambda x: 1e-3 * ops.var(x))(small(x))])
+
+    loop = make_loop(TWO, net, keras.optimizers.Adam, loss=["mse", "mse"], loss_weights=[1e5, 0.0])
+    with pytest.raises(StepError, match=r"adds .* to the loss"):
+        check(loop, X, (X[:, :1], X[:, :1]))
+
+
+def test_rows_from_all_over_a_set_in_memory(make_loop: Any) -> None:
+    """The first batch alone would show nothing: its rows are equal."""
+    x = np.concatenate([np.tile(X[:1], (24, 1)), X])
+    data = mk.data.batches(mk.data.arrays(x, x[:, :1]), global_batch_size=8)
+    loop = make_loop(TWO, lambda: sequential((4,), _CentersALittle(), L.Dense(1)))
+    with pytest.raises(StepError, match="depends on the other examples"):
+        loop.fit(data, verbose=0)
+    assert loop.position.steps == 0
 
 
 def test_a_mean_of_an_activity_regularizer(make_loop: Any) -> None:

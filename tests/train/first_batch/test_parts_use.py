@@ -118,7 +118,7 @@ def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
     def with_gradients_of_rows() -> Any:
         return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1, activation="sigmoid"))
 
-    with pytest.raises(StepError, match=r"gradients .* differ most for"):
+    with pytest.raises(StepError, match=r"gradients of"):
         check(make_loop(TWO, with_gradients_of_rows, loss="mse", metrics=[f1], unchecked=("f1",)), X, BINARY)
 
 
@@ -252,5 +252,5 @@ def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop
         return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1))
 
     loop = make_loop(TWO, net, unchecked=("keras",))
-    with pytest.raises(StepError, match=r"gradients .* differ most for '\S+'"):
+    with pytest.raises(StepError, match=r"gradients of '\S+'"):
         check(loop, X, X[:, :1])
