@@ -111,9 +111,9 @@ class Loop(Contender):
 @contextlib.contextmanager
 def timed_checks() -> Iterator[list[float]]:
     """Take the seconds of each check of a first batch."""
-    from mirrorkit.train.loop import passes
+    from mirrorkit.train.first_batch import later
 
-    find, seconds = passes.first_batch_check, []
+    find, seconds = later.first_batch_check, []
 
     def found(*arguments: Any, **options: Any) -> Any:
         check = find(*arguments, **options)
@@ -125,7 +125,7 @@ def timed_checks() -> Iterator[list[float]]:
 
         return check and timed
 
-    with mock.patch.object(passes, "first_batch_check", found):
+    with mock.patch.object(later, "first_batch_check", found):
         yield seconds
 
 

@@ -90,4 +90,4 @@ class _Switch:
         return has_changed and self._changes & (self._changes - 1) == 0
 
     def _read(self) -> bytes:
-        return copies(self._variable)[0].numpy().tobytes()
+        return bytes(copies(self._variable)[0].numpy().tobytes())
