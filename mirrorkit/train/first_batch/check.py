@@ -9,8 +9,7 @@ from typing import Any
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.train.first_batch.own_draws import require_own_draws
-from mirrorkit.train.first_batch.parts import compare_parts
-from mirrorkit.train.first_batch.shares import compare_shares
+from mirrorkit.train.first_batch.parts import compare_parts, compare_shares
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.step.custom import Custom

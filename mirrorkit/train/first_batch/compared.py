@@ -30,6 +30,11 @@ class Ran(NamedTuple):
     rows: Mapping[str, np.ndarray] = {}  # outputs, with a row for each example
 
 
+def is_loss(name: str) -> bool:
+    """Return whether a log is that of a loss."""
+    return name == "loss" or name.endswith("_loss")
+
+
 def rounding_of(model: KerasModel) -> float:
     """Return which difference may be rounding, in parts of a number's size."""
     return SIXTEEN if has_sixteen_bits(model) else LARGEST

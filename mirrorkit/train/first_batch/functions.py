@@ -16,7 +16,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.compared import LARGEST, differ, numbers
+from mirrorkit.train.first_batch.compared import LARGEST, differ, is_loss, numbers
 from mirrorkit.train.first_batch.rows import Computed, InParts
 from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, variants_of
 from mirrorkit.train.keras_model.calling import call_model
@@ -53,11 +53,6 @@ def function_faults(step: Supervised, parts: Nest) -> dict[str, list[str]]:
         except Exception:  # it may require more of targets and predictions than these kinds
             continue
     return found
-
-
-def is_loss(name: str) -> bool:
-    """Return whether a log is that of a loss."""
-    return name == "loss" or name.endswith("_loss")
 
 
 def _said(name: str, function: str, difference: str, rows: Rows) -> str:

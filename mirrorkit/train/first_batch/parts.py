@@ -1,9 +1,10 @@
-"""Check that a batch gives the same as its parts, on the first batch, before the first pass of a kind.
+"""Check that a batch gives the same as its parts, before the first pass of a kind and later.
 
 A replica sees its own rows only. A loss, a metric or a layer that looks at all rows of its batch (a ratio of counts, a
 loss over pairs, a sum given to `add_loss`) means something else there, and trains without an error to another result.
-So the step is run on a few rows all at once and in two parts (see `rows.py`), and gradients, layer state, logs and
-predictions are compared. Where they differ, the calls of layers are compared to name what is to blame (`culprits.py`).
+So the step is run on a few rows all at once and in parts, and gradients, layer state, logs and predictions are compared
+(`compared.py`). A step that is a function is run on one device (`running.py`), another one on the replicas themselves
+(`replica_runs.py`). Where they differ, the calls of layers are compared to name what is to blame (`culprits.py`).
 
 Losses and metrics of a compiled model are compared by themselves first (`functions.py`), with the real targets and with
 others: with all predictions on one side of a threshold many faults do not show.
@@ -22,28 +23,53 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.strategy import num_workers
-from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differing, nudge_of
+from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
-from mirrorkit.train.first_batch.functions import function_faults, is_loss
+from mirrorkit.train.first_batch.functions import function_faults
 from mirrorkit.train.first_batch.keras_updates import update_faults
-from mirrorkit.train.first_batch.rows import Computed, in_float32
-from mirrorkit.train.first_batch.running import predicted, run, state_by_path
+from mirrorkit.train.first_batch.replica_runs import ReplicaRuns
+from mirrorkit.train.first_batch.rows import in_float32
+from mirrorkit.train.first_batch.running import PureRuns, predicted
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
-from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, is_telling, parts_of, seen_by, some_rows, take
-from mirrorkit.train.first_batch.shares import CURE, SETS, cannot_run
+from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, is_telling, seen_by, some_rows, take
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
+from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.variables import path, unchanged
+from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
 
+_SETS = 2  # of rows, on which a step of the user's own is run: a threshold may hide in one
+_CURE = (
+    "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
+    "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
+    "sums, norms or comparisons of rows with each other; and rows must draw from a SeedGenerator or without a seed, "
+    "not from one that all replicas have. For a loss over the whole batch use "
+    'Step.from_loss(model, optimizer, loss_fn, whole_batch=True); Step.from_compiled(model, unchecked="rows") leaves '
+    "this check out."
+)
 _STATE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
     "rows (keras.ops.mean), or leave it to a metric."
 )
+
+
+def compare_shares(step: KerasStep, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
+    """Refuse a model's own step that on shares of a batch does not come to what it does on all rows.
+
+    Returns whether there were rows that can tell a difference: of fewer than there are replicas each computes all.
+    """
+    replicas, parts = step.strategy.num_replicas_in_sync, batch
+    if num_workers(step.strategy) > 1:  # of which each may have rows of its own
+        parts = rows_of_chief(step.strategy, batch, max(ROWS, _SETS * (replicas + 1)))
+    if _size(parts) < replicas:
+        return False
+    with in_float32(step.model):
+        _require_same(step, parts, what)
+    return is_telling(parts)
 
 
 def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
@@ -68,16 +94,22 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
         return True
     if num_workers(step.strategy) > 1 and what != "predict":  # each may have rows of its own: all come to one verdict
         parts = rows_of_chief(step.strategy, parts, ROWS)
-    size = 0 if parts is None else int(tf.nest.flatten(parts)[0].shape[0])
-    if size == 0 or (size == 1 and step.options.runs_keras):
+    if _size(parts) < (2 if step.options.runs_keras else 1):
         return False
     is_first = what != "predict" and "train" not in step.checked
+    compare = (
+        _require_same if step.options.runs_keras else functools.partial(_compare, with_functions=again or is_first)
+    )
     with in_float32(step.trained):
         if is_first:
             require_same_results(step, batch, training=what == "train")
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(functools.partial(_compare, step, parts, what, again or is_first))
+            outside_replica(functools.partial(compare, step, parts, what))
     return is_telling(parts)
+
+
+def _size(parts: Nest | None) -> int:
+    return 0 if parts is None else int(tf.nest.flatten(parts)[0].shape[0])
 
 
 def _require_known(step: Supervised, unchecked: Sequence[str]) -> None:
@@ -87,15 +119,23 @@ def _require_known(step: Supervised, unchecked: Sequence[str]) -> None:
         raise StepError(f"unchecked={unknown} names no check; the checks are {', '.join(sorted(known))}.")
 
 
-def _compare(step: Supervised, parts: Nest, what: FirstOf, with_functions: bool) -> None:
+def _require_same(step: Supervised | KerasStep, parts: Nest, what: FirstOf) -> None:
+    """Refuse a model's own step that does otherwise on parts of some rows."""
+    for _, found in _differences(step, parts, what):
+        raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {found} {_CURE}")
+
+
+def _name(step: Supervised | KerasStep, what: FirstOf) -> str:
+    return f"{what}_step of {type(step.model).__name__}"
+
+
+def _compare(step: Supervised, parts: Nest, what: FirstOf, *, with_functions: bool) -> None:
+    """Refuse a step that does otherwise on parts of some rows, and name what is to blame."""
     unchecked = step.options.unchecked
     found: dict[str, list[str]] = {}
     if with_functions and not step.options.takes_batches:
         found = function_faults(step, some_rows(parts))
     differences = [] if "rows" in unchecked else _differences(step, parts, what)
-    if differences and step.options.runs_keras:
-        name = f"{what}_step of {type(step.model).__name__}"
-        raise StepError(f"{name} does not mean the same on shares of a batch: it {differences[0][1]} {CURE}")
     if differences:
         # Losses and layers explain gradients and logs; what neither explains is told as it is.
         found |= _blamed(step, parts, what, differences)
@@ -125,7 +165,7 @@ def _blamed(
     return found
 
 
-def _differences(step: Supervised, parts: Nest, what: FirstOf) -> list[tuple[str, str]]:
+def _differences(step: Supervised | KerasStep, parts: Nest, what: FirstOf) -> list[tuple[str, str]]:
     """Say how parts of rows differ from all of them, for one set of rows after the other."""
     found: list[tuple[str, str]] = []
     for rows in _sets(step, parts):
@@ -134,62 +174,65 @@ def _differences(step: Supervised, parts: Nest, what: FirstOf) -> list[tuple[str
         except MirrorkitError:
             raise
         except Exception as error:  # whatever a user's step may raise
-            if set(step.options.unchecked) - {"keras"}:  # what is left out may fail on other rows
+            if isinstance(step, Supervised) and set(step.options.unchecked) - {"keras"}:
+                # What is left out may fail on other rows.
                 _log.warning("A few rows of a batch could not be compared: %s", told(error))
             else:
-                _require_failing(step, parts, what, error, len(tf.nest.flatten(rows)[0]))
+                _require_failing(step, parts, what, error, _size(rows))
             break
     return found
 
 
-def _require_failing(step: Supervised, parts: Nest, what: FirstOf, error: Exception, count: int) -> None:
+def _require_failing(step: Supervised | KerasStep, parts: Nest, what: FirstOf, error: Exception, count: int) -> None:
     """Refuse a step that cannot be run on a few rows; but one that cannot on the whole batch, the training will."""
-    size, name = int(tf.nest.flatten(parts)[0].shape[0]), f"{what}_step of {type(step.model).__name__}"
+    cure = "The whole first batch fails, too."
     for shares in (step.strategy.num_replicas_in_sync, 1):  # a constant batch size fits the whole alone
         try:
-            for own in np.array_split(np.arange(size), shares):
-                run(step, Computed(step, take(parts, own), training=what == "train"), what, [[own.size]])
+            for own in np.array_split(np.arange(_size(parts)), shares):
+                _runs(step, take(parts, own), what).whole()
         except Exception:  # whatever a user's step may raise
             continue
-        raise cannot_run(name, count, error, ANY_ROWS) from error
-    if step.options.runs_keras or what == "predict":
-        raise cannot_run(name, count, error) from error
+        cure = ANY_ROWS
+        break
+    if cure == ANY_ROWS or what == "predict" or _is_own(step):
+        raise StepError(
+            f"{_name(step, what)} cannot be run on {count} rows and on shares of them: {told(error)} {cure} If this is "
+            'right, leave the check out: unchecked="rows".'
+        ) from error
     _log.warning("The first batch could not be checked: %s", told(error))
 
 
-def _sets(step: Supervised, parts: Nest) -> list[Nest]:
-    """Return the rows that the step is run on: of a user's step several sets, since a threshold may hide in one."""
-    if not step.options.runs_keras:
-        return [few_rows(step.trained, parts)]
-    there = int(tf.nest.flatten(parts)[0].shape[0])
-    size = min(seen_by(step.trained, parts), there if there < 2 * SETS else there // SETS)
-    return [take(parts, np.arange(first, first + size)) for first in range(0, there - size + 1, size)][:SETS]
+def _is_own(step: Supervised | KerasStep) -> bool:
+    """Return whether the model says itself how it trains."""
+    return isinstance(step, KerasStep) or step.options.runs_keras
 
 
-def _between(step: Supervised, rows: Nest, what: FirstOf) -> list[tuple[str, str]]:
+def _sets(step: Supervised | KerasStep, parts: Nest) -> list[Nest]:
+    """Return the rows that the step is run on."""
+    if not _is_own(step):
+        return [few_rows(step.model, parts)]
+    there = _size(parts)
+    size = min(seen_by(step.model, parts), there if there < 2 * _SETS else there // _SETS)
+    if isinstance(step, KerasStep):  # a row for each replica
+        size = max(size, min(there, step.strategy.num_replicas_in_sync + 1))
+    return [take(parts, np.arange(first, first + size)) for first in range(0, there - size + 1, size)][:_SETS]
+
+
+def _runs(step: Supervised | KerasStep, rows: Nest, what: FirstOf) -> PureRuns | ReplicaRuns:
+    return PureRuns(step, rows, what) if isinstance(step, Supervised) else ReplicaRuns(step, rows, what)
+
+
+def _between(step: Supervised | KerasStep, rows: Nest, what: FirstOf) -> list[tuple[str, str]]:
     """Say in sentences how parts of these rows differ from all of them."""
-    computed = Computed(step, rows, training=what == "train")
-    before = None if what == "predict" else state_by_path(step, computed.values.state)
-    both = functools.partial(run, step, computed, what)
-    whole, parts = both([[computed.count], parts_of(computed.count)])
-    parts = _known_logs(step, parts)
-    weights = [path(weight) for weight in step.functions.weights_with_gradient] if what == "train" else []
-    compare = functools.partial(differing, step.model, before=before, weights=weights)
-    if not any(compare(whole, parts)):
+    runs = _runs(step, rows, what)
+    whole, parts = runs.both()
+    compare = functools.partial(differing, step.model, weights=runs.weights)
+    if not any(compare(whole, parts, before=runs.before)):
         return []
     # What differs without being cut, or with other seeds where draws are not known by row, is no proof.
-    for seeds in [None] if computed.all_draws_known else [None, computed.other_seeds]:
-        (again,) = both([[computed.count]], state=seeds)
-        if any(compare(again, whole, before=None)):
+    for other_seeds in [False] if runs.all_draws_known else [False, True]:
+        if any(compare(runs.whole(other_seeds=other_seeds), whole)):
             return []
     if what == "train":
-        (nudged,) = both([[computed.count]], nudge=nudge_of(step.model))
-        parts = but_for_rounding(whole, parts, nudged)
-    return list(compare(whole, parts))
-
-
-def _known_logs(step: Supervised, parts: Ran) -> Ran:
-    """Leave out logs that are not to be compared: unchecked ones, and of an accumulated update those of metrics."""
-    with_metrics = step.strategy.num_replicas_in_sync > 1 or step.options.runs_keras
-    names = [name for name in parts.logs if with_metrics or is_loss(name)]
-    return parts._replace(logs={n: parts.logs[n] for n in names if n not in step.options.unchecked})
+        parts = but_for_rounding(whole, parts, runs.whole(nudge=True))
+    return list(compare(whole, parts, before=runs.before))

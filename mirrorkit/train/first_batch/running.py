@@ -13,8 +13,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.compared import Ran, nudged
+from mirrorkit.train.first_batch.compared import Ran, is_loss, nudge_of, nudged
 from mirrorkit.train.first_batch.rows import Computed, InParts
+from mirrorkit.train.first_batch.sampled_rows import parts_of
 from mirrorkit.train.keras_model.calling import with_values
 from mirrorkit.train.keras_model.layer_state import is_seed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, folded
@@ -30,37 +31,70 @@ _FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 _LARGE = 2**20  # numbers in a gradient; several are compared, and they would take more memory than a step
 
 
-def run(
-    step: Supervised,
-    computed: Computed,
-    what: FirstOf,
-    cuts: Sequence[Sequence[int]],
-    *,
-    state: Sequence[tf.Tensor] | None = None,
-    nudge: float = 0.0,
-) -> list[Ran]:
-    """Return what a step comes to where its rows are cut into parts of these sizes, for each cut.
+class PureRuns:
+    """Runs a step that is a function of values on some rows, on one device.
 
-    The layer `state` is by default that of the step. With `nudge` the last digits of the weights are others.
+    Attributes:
+        before: the layer state; None where predictions are compared.
+        all_draws_known: whether each draw so far could be made by rows; otherwise other seeds may give other results.
+        weights: the names of the weights that have gradients; after a run.
     """
-    functions, total = step.functions, tf.constant(float(computed.count))
 
-    def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-        scale = [tf.ones_like(value) for value in computed.values.scale]  # the real one may overflow at first
-        weights = [nudged(weight, nudge) for weight in weights] if nudge else weights
-        values = computed.values._replace(weights=weights, state=state, scale=scale)
-        if what == "predict":
-            return [_outputs(step, values, in_parts, sizes) for sizes in cuts]
-        compute = _totals
-        if what == "train":
-            compute = _whole if step.is_whole else _sums
-        return [compute(functions, values, in_parts, sizes, total) for sizes in cuts]
+    def __init__(self, step: Supervised, rows: Nest, what: FirstOf) -> None:
+        self._step, self._what = step, what
+        self._computed = Computed(step, rows, training=what == "train")
+        self.before = None if what == "predict" else _state_by_path(step, self._computed.values.state)
 
-    as_ran = functools.partial(_predicted, computed.count) if what == "predict" else functools.partial(_trained, step)
-    return [as_ran(one) for one in computed(of_cuts, state)]
+    @property
+    def all_draws_known(self) -> bool:
+        """See above."""
+        return self._computed.all_draws_known
+
+    @property
+    def weights(self) -> list[str]:
+        """See above."""
+        return [path(weight) for weight in self._step.functions.weights_with_gradient] if self._what == "train" else []
+
+    def both(self) -> tuple[Ran, Ran]:
+        """Return what the step comes to on all rows, and on parts of them with the logs that are to be compared."""
+        count, options = self._computed.count, self._step.options
+        whole, parts = self._run([[count], parts_of(count)])
+        # The parts of an accumulated update are batches to a metric, as in Keras.
+        with_metrics = self._step.strategy.num_replicas_in_sync > 1 or options.runs_keras
+        names = [name for name in parts.logs if name not in options.unchecked and (with_metrics or is_loss(name))]
+        return whole, parts._replace(logs={name: parts.logs[name] for name in names})
+
+    def whole(self, *, nudge: bool = False, other_seeds: bool = False) -> Ran:
+        """Return the same on all rows, perhaps with weights of which the last digits are others."""
+        state = self._computed.other_seeds if other_seeds else None
+        (whole,) = self._run([[self._computed.count]], state=state, nudge=nudge_of(self._step.model) if nudge else 0.0)
+        return whole
+
+    def _run(
+        self, cuts: Sequence[Sequence[int]], *, state: Sequence[tf.Tensor] | None = None, nudge: float = 0.0
+    ) -> list[Ran]:
+        """Return what the step comes to where the rows are cut into parts of these sizes, for each cut."""
+        step, what, computed = self._step, self._what, self._computed
+        functions, total = step.functions, tf.constant(float(computed.count))
+
+        def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
+            scale = [tf.ones_like(value) for value in computed.values.scale]  # the real one may overflow at first
+            weights = [nudged(weight, nudge) for weight in weights] if nudge else weights
+            values = computed.values._replace(weights=weights, state=state, scale=scale)
+            if what == "predict":
+                return [_outputs(step, values, in_parts, sizes) for sizes in cuts]
+            compute = _totals
+            if what == "train":
+                compute = _whole if step.is_whole else _sums
+            return [compute(functions, values, in_parts, sizes, total) for sizes in cuts]
+
+        as_ran = (
+            functools.partial(_predicted, computed.count) if what == "predict" else functools.partial(_trained, step)
+        )
+        return [as_ran(one) for one in computed(of_cuts, state)]
 
 
-def state_by_path(step: Supervised, state: Sequence[tf.Tensor]) -> dict[str, np.ndarray]:
+def _state_by_path(step: Supervised, state: Sequence[tf.Tensor]) -> dict[str, np.ndarray]:
     """Return the values of the layer state but for seeds."""
     variables = zip(step.trained.non_trainable_variables, state, strict=True)
     return {path(variable): np.asarray(value) for variable, value in variables if not is_seed(variable)}
@@ -70,7 +104,7 @@ def _trained(step: Supervised, found: Nest) -> Ran:
     gradients, state, totals = found
     logs = {name: np.asarray(value) for name, value in step.logs(totals).items()}
     logs.setdefault("loss", np.asarray(totals[LOSS] / totals[EXAMPLES]))
-    return Ran([[np.asarray(one) for one in gradients]], state_by_path(step, state), logs)
+    return Ran([[np.asarray(one) for one in gradients]], _state_by_path(step, state), logs)
 
 
 def _predicted(count: int, parts: list[Nest]) -> Ran:

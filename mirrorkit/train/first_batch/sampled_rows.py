@@ -18,10 +18,10 @@ OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 
 
-def parts_of(count: int) -> list[int]:
-    """Return the sizes of two parts of so many rows: unequal, since equal ones hide a mean that is taken for a sum."""
-    first = max(count // 3, 1)
-    return [first, count - first]
+def parts_of(count: int, parts: int = 2) -> list[int]:
+    """Return the sizes of parts of so many rows: unequal, since equal ones hide a mean that is taken for a sum."""
+    first = max(count // (parts + 1), 1)
+    return [first, *map(len, np.array_split(range(count - first), parts - 1))]
 
 
 def seen_by(model: KerasModel, rows: Nest) -> int:

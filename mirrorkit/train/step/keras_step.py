@@ -197,7 +197,7 @@ class KerasStep:
         (batch,) = batches
 
         def on_replica() -> tf.Tensor:
-            totals, _ = self.run("train", batch)
+            totals, _ = self.run("train", *self._share("train", batch))
             return tf.stack([tf.cast(batch.examples(), tf.float32), totals])
 
         with functions_inlined():
@@ -206,18 +206,14 @@ class KerasStep:
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Run the model's `test_step`; see `LoopStep`."""
         with functions_inlined():
-            total, _ = self.run("test", batch)
+            total, _ = self.run("test", *self._share("test", batch))
         replicas = self.strategy.num_replicas_in_sync
         return tf.stack([tf.cast(batch.examples(), tf.float32), total]) / replicas
 
-    def run(self, what: Pass, batch: GlobalBatch, share: Share | None = None) -> tuple[tf.Tensor, ReplicaScope]:
+    def run(self, what: Pass, rows: Batch, share: Share) -> tuple[tf.Tensor, ReplicaScope]:
         """Run a step of the model on this replica's rows; return the sum of all logs, and what the scope saw."""
         wrap_keras()
         own = local_replica(self.strategy)
-        if share is None:
-            rows, share = self._share(what, batch)
-        else:
-            rows = batch.rows()
         step = step_of(self.model, what)
         with self._scope(share) as scope:
             returned = checked_logs(step(as_keras(rows)), step)

@@ -16,7 +16,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch import check as check_module
-from mirrorkit.train.first_batch import later, shares
+from mirrorkit.train.first_batch import later, parts
 from mirrorkit.train.first_batch.later import LaterChecks
 
 L = keras.layers
@@ -277,7 +277,7 @@ def test_gradients_that_are_nothing_but_rounding(
     settles.on_train_batch_end = lambda batch, logs=None: loop.step.model.set_weights(best)
     loop.fit(plain_dataset(x, y, batch=10).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
     assert checked == [10]
-    monkeypatch.setattr(shares, "but_for_rounding", lambda whole, parts, nudged: parts)
+    monkeypatch.setattr(parts, "but_for_rounding", lambda whole, parts, nudged: parts)
     with pytest.raises(StepError, match="gradients"):
         check_module.compare_shares(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
 

@@ -1,0 +1,97 @@
+"""A model's own step with several updates, run on the replicas themselves: all rows on the first, or a share on each.
+
+Draws are the same for a row in both, and BatchNormalization takes its moving statistics. What must agree is what
+crosses replicas: the gradients given to each update, what is written into variables, and the logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit._keras import keras
+from mirrorkit._types import Batch, Nest
+from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
+from mirrorkit.train.first_batch.rows import at_rest
+from mirrorkit.train.first_batch.sampled_rows import parts_of
+from mirrorkit.train.keras_model.inlining import functions_inlined
+from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
+from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.step.global_batch import this_replica
+from mirrorkit.train.step.keras_step import KerasStep
+from mirrorkit.train.step.loop_step import FirstOf, Pass
+from mirrorkit.variables import assign, copies, path, unchanged
+
+
+class ReplicaRuns:
+    """Runs a step on some rows; see `PureRuns`."""
+
+    all_draws_known = True
+    weights = ()
+
+    def __init__(self, step: KerasStep, rows: Batch, what: FirstOf) -> None:
+        self._step, self._rows = step, rows
+        self._what: Pass = "train" if what == "train" else "test"
+        self.before = _own_state(step)
+        self._sizes = parts_of(int(tf.nest.flatten(rows)[0].shape[0]), step.strategy.num_replicas_in_sync)
+        self._drawn: Shapes = []  # the draws
+
+    def both(self) -> tuple[Ran, Ran]:
+        """See `PureRuns`."""
+        return self._run(everywhere=True), self._run(everywhere=False)
+
+    def whole(self, *, nudge: bool = False, other_seeds: bool = False) -> Ran:
+        """See `PureRuns`."""
+        with unchanged(self._step.variables):
+            for weight in self._step.model.trainable_variables if nudge else ():
+                assign(weight, nudged(tf.convert_to_tensor(weight), nudge_of(self._step.model)))
+            return self._run(everywhere=True)
+
+    def _run(self, *, everywhere: bool) -> Ran:
+        """Run the step from the state that it has; `everywhere`, the first replica computes all rows."""
+        step, what, sizes = self._step, self._what, self._sizes
+        replicas, total = 1 if everywhere else step.strategy.num_replicas_in_sync, sum(sizes)
+        shapes = {tuple(variable.shape) for variable in step.variables}
+
+        def on_replica(batch: Batch) -> tf.Tensor:
+            local = local_replica(step.strategy)
+            if everywhere and local:
+                return tf.constant(0)
+            replica = int(this_replica()[0])
+            first, own = (0, total) if everywhere else (sum(sizes[:replica]), sizes[replica])
+            rows = tf.nest.map_structure(lambda tensor: tensor[first : first + own], batch)
+            checked = RowDraws(own, first, total, self._drawn, shapes)
+            share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
+            _, scope = step.run(what, rows, share)
+            if local == 0:
+                applied[:] = scope.applied
+            return tf.constant(0)
+
+        def on_all(batch: Batch) -> Nest:
+            first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+            return [list(gradients) for gradients in applied]
+
+        applied: list[Any] = []
+        function: Any = tf.function(on_all, autograph=False)
+
+        def compiled(batch: Batch) -> Nest:
+            return function.get_concrete_function(batch)(*tf.nest.flatten(batch))
+
+        # To compile takes longer than to run once, but for recurrent layers, of which each time step is a layer.
+        run = compiled if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)) else on_all
+        with unchanged(step.variables):
+            step.begin(what)
+            with functions_inlined(), at_rest(step.model):
+                gradients = run(self._rows)
+            logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))
+            return Ran(tf.nest.map_structure(np.asarray, gradients), _own_state(step), logs)
+
+
+def _own_state(step: KerasStep) -> dict[str, np.ndarray]:
+    """Return what the model's code writes by itself, not through an optimizer."""
+    own = [variable for variable in step.variables if id(variable) not in step.updated]
+    return {path(variable): copies(variable)[0].numpy() for variable in own}
