@@ -89,5 +89,7 @@ def _same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 @functools.cache
 def _of_keras() -> frozenset[str]:
     """Return the attributes that Keras's base classes have."""
-    bases = (keras.Model(), keras.layers.Layer(), keras.metrics.Mean(), keras.losses.Loss())
+    # With names, of which Keras counts those that it gives; and none that makes variables: this may be in a graph.
+    kinds = (keras.Model, keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss)
+    bases = [kind(name="base") for kind in kinds]
     return frozenset({"built"}.union(*map(vars, bases)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 from first_batch_helpers import TWO, X, check
 from training_helpers import sequential
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.keras_model import attributes
 
 L = keras.layers
 
@@ -57,3 +60,19 @@ def test_they_are_given_back(make_loop: Any) -> None:
     assert layer.rows[0] is first
     assert _Loss.calls > calls
     assert layer.built
+
+
+def test_a_loop_of_the_users_own_may_begin_with_a_trace(strategy_of: Any) -> None:
+    """Nothing is made in it to learn which attributes Keras's classes have."""
+    attributes._of_keras.cache_clear()
+    strategy = strategy_of(*TWO)
+    with strategy.scope():
+        step = mk.train.Step(sequential((4,), L.Dense(1)), keras.optimizers.SGD(0.01), loss="mse")
+    step.build(strategy)
+
+    @tf.function
+    def train(batch: Any) -> Any:
+        return step.update(strategy, strategy.run(step.compute, args=(batch,)))
+
+    specs = [tf.TensorSpec(part.shape, part.dtype) for part in (X, X[:, :1])]
+    assert train.get_concrete_function(tuple(specs)).structured_outputs.keys() == {"loss"}

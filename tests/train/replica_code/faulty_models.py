@@ -275,8 +275,8 @@ _ROWS = r"train_step of {} does not mean the same on shares of a batch: "
 
 FAULTY = {
     RepeatsNoise: _ROWS + "it gives its update 1 gradients.*draw",
-    SumOfRows: _ROWS + "it gives its update 1 gradients of the norm",
-    SmallSumOfRows: _ROWS + "it gives its update 1 gradients of the norm",
+    SumOfRows: _ROWS + "it gives its update 1 gradients",
+    SmallSumOfRows: _ROWS + "it gives its update 1 gradients",
     NotAScalar: _ROWS + "it gives its update 1 gradients",
     ClipsByItself: _ROWS + "it gives its update 1 gradients",
     InBatchNegatives: _ROWS + "it gives its update 1 gradients",

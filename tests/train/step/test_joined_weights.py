@@ -49,8 +49,11 @@ def _adamw() -> Any:
 
 
 def _trained(make_loop: Any, numbers: Any, net: Any, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    x, y = numbers
+    if net is _masked:
+        y = np.repeat(y[:, np.newaxis], 4, axis=1)
     loop = make_loop(("mirrored", 2), net, _adamw, **options)
-    train(loop, cut(*numbers, sizes=[20, 9, 20]))
+    train(loop, cut(x, y, sizes=[20, 9, 20]))
     return loop, numbers_of(loop.step.variables)
 
 
