@@ -22,7 +22,6 @@ from mirrorkit.strategy import first_replica, local_replica, num_workers
 from mirrorkit.train.first_batch.compared import Ran, but_for_rounding, differing, nudge_of, nudged
 from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.same_results import rows_of_chief
-from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
@@ -164,7 +163,7 @@ def _run(
     for batch in sets:
         with unchanged(step.variables):
             step.begin(what)
-            with functions_inlined(), at_rest(step.model):
+            with at_rest(step.model):
                 gradients = run(batch)
             values = _own_state(step)
             logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))

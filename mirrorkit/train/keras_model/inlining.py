@@ -6,7 +6,6 @@ One that is traced by itself keeps what it was traced with: values that stood fo
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,27 +13,21 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit.thread_local import ThreadLocal
 
-_lock = threading.Lock()  # replicas are traced in turns, each in a thread
-_inlining = 0  # blocks of `functions_inlined` that are open
+_within = ThreadLocal(inlines=False)
 
 
 @contextmanager
 def functions_inlined() -> Iterator[None]:
-    """Let the user's tf.functions become part of the function that is traced.
+    """Let the user's tf.functions become part of the function that is traced in this thread: that of one replica.
 
     Within one of their own replicas could not wait for each other, and one that is traced asks no more where it runs,
     nor for the values that variables have in a pass.
     """
-    global _inlining
     _wrap_functions()
-    with _lock:
-        _inlining += 1
-    try:
+    with _within.set(inlines=True):
         yield
-    finally:
-        with _lock:
-            _inlining -= 1
 
 
 def call_inlined(function: Any, *args: Any, **options: Any) -> Any:
@@ -57,7 +50,8 @@ def _wrap_functions() -> None:
     """Let tf.functions ask whether they are to be inlined."""
 
     def called(original: Any, function: Any, *args: Any, **options: Any) -> Any:
-        inlined = _inlining and not function.python_function.__module__.startswith("tensorflow.")  # vectorized loops
+        module = function.python_function.__module__
+        inlined = _within.inlines and not module.startswith("tensorflow.")  # vectorized loops
         return (call_inlined if inlined else original)(function, *args, **options)
 
     private.replace("Function.__call__", called)

@@ -18,6 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.replica_code.exact_means import wrap_means
 from mirrorkit.train.replica_code.pure_scope import PureScope
@@ -172,7 +173,8 @@ def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Call
     size = len(trainable_variables(optimizer))
 
     def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
-        weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
+        with functions_inlined():  # of the optimizer or its schedule
+            weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
         return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
 
     return update

@@ -200,13 +200,11 @@ class KerasStep:
             totals, _ = self.run("train", batch)
             return tf.stack([tf.cast(batch.examples(), tf.float32), totals])
 
-        with functions_inlined():
-            return first_replica(self.strategy, self.strategy.run(on_replica))
+        return first_replica(self.strategy, self.strategy.run(on_replica))
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Run the model's `test_step`; see `LoopStep`."""
-        with functions_inlined():
-            total, _ = self.run("test", batch)
+        total, _ = self.run("test", batch)
         replicas = self.strategy.num_replicas_in_sync
         return tf.stack([tf.cast(batch.examples(), tf.float32), total]) / replicas
 
@@ -233,7 +231,7 @@ class KerasStep:
         wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with self._scope(share), functions_inlined():
+        with self._scope(share):
             return self.model.predict_step(as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -252,6 +250,7 @@ class KerasStep:
         scope = ReplicaScope(share, self.variables, self._plain, self._updates, by_user=self._by_user)
         with (
             one_replica(),
+            functions_inlined(),
             keeping(kept_by(layers_of(self.model))),
             running(scope),
             without_waits(totals=share.totals()),
@@ -278,8 +277,7 @@ class KerasStep:
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
-        with functions_inlined():
-            function = traced.get_concrete_function(element_spec)
+        function = traced.get_concrete_function(element_spec)
         return sorted(names), function
 
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:
