@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pkgutil
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ NEEDS = (
     Names(
         "model",
         "_flatten_layers _loss_ids",
-        "train/keras_model/layer_state.py, train/keras_model/kept.py",
+        "train/keras_model/layer_state.py, train/keras_model/calling.py",
         "test_private_names.py",
         "layers inside layers, where the public `layers` stops at the model's own; and which losses a layer has added",
     ),
@@ -239,7 +240,7 @@ NEEDS = (
     Names(
         "keras.src.losses.loss",
         "apply_mask reduce_values",
-        "train/replica_code/exact_means.py",
+        "train/replica_code/keras_calls.py",
         "test_one_update.py",
         "Keras divides there by what a mask or weights leave, in a replica's own rows",
     ),
@@ -281,7 +282,7 @@ NEEDS = (
     Names(
         "tensorflow.compat.v2.summary",
         "write",
-        "train/reduce/one_replica.py",
+        "train/replica_code/tensorflow_calls.py",
         "test_one_replica.py",
         "tell that a step writes no summaries: `tf.summary.scalar` and its like call that of tf.compat.v2",
     ),
@@ -295,14 +296,14 @@ NEEDS = (
     Names(
         "tensorflow.python.distribute.distribute_lib.StrategyBase",
         "num_replicas_in_sync",
-        "train/reduce/one_replica.py",
+        "train/replica_code/tensorflow_calls.py",
         "test_one_replica.py",
         "how many replicas a user's code divides by, which is averaged over the rows",
     ),
     Names(
         "tensorflow.python.distribute.distribute_lib.ReplicaContext",
         "all_reduce all_gather",
-        "train/reduce/one_replica.py",
+        "train/replica_code/tensorflow_calls.py",
         "test_one_replica.py",
         "refuse what user code would reduce a second time",
     ),
@@ -344,7 +345,7 @@ NEEDS = (
     Names(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function",
         "__call__",
-        "train/keras_model/inlining.py, timing/rehearsal.py",
+        "train/replica_code/tensorflow_calls.py, timing/rehearsal.py",
         "test_inlining.py",
         "tf.functions become part of the function that is traced around them",
     ),
@@ -440,11 +441,31 @@ def get(key: str) -> Any:
     return getattr(*place)
 
 
-def replace(key: str, wrapper: Callable[..., Any]) -> contextlib.ExitStack:
-    """Replace a function by one that calls `wrapper(original, ...)`, from now on or `with replace(...)` in a block.
+_waiting: list[tuple[str, Callable[..., Any], Callable[[], bool]]] = []  # for `install`
+_lock = threading.Lock()
 
-    An improvement that is gone is left off.
-    """
+
+def register(key: str, wrapper: Callable[..., Any], where: Callable[[], bool]) -> None:
+    """Let `install` replace a function by one that calls `wrapper(original, ...)` where `where()`."""
+    _waiting.append((key, wrapper, where))
+
+
+def install() -> None:
+    """Replace, once and for good, the functions that are registered."""
+    with _lock:
+        while _waiting:
+            _replace(*_waiting[0])
+            del _waiting[0]
+
+
+def replace(key: str, wrapper: Callable[..., Any]) -> contextlib.ExitStack:
+    """Replace a function in `with replace(...)` by one that calls `wrapper(original, ...)`, in all threads."""
+    install()  # not within the block, whose end would undo it
+    return _replace(key, wrapper, lambda: True)
+
+
+def _replace(key: str, wrapper: Callable[..., Any], where: Callable[[], bool]) -> contextlib.ExitStack:
+    """Do that; an improvement that is gone is left off."""
     undo = contextlib.ExitStack()
     place = _place(key, {})
     if place is None:
@@ -458,7 +479,7 @@ def replace(key: str, wrapper: Callable[..., Any]) -> contextlib.ExitStack:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        return wrapper(function, *args, **options)
+        return wrapper(function, *args, **options) if where() else function(*args, **options)
 
     if own is None:  # a base class has it
         undo.callback(delattr, owner, name)

@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports point up this list only: a module imports from its own line and the lines above.
 LAYERS = [
     *("printing", "errors", "_types", "supported", "_keras", "private", "processor"),
-    *("stop_signals", "subprocesses", "journal", "thread_local", "recording"),
+    *("stop_signals", "subprocesses", "journal", "recording"),
     *("arguments", "within", "files", "object_storage", "fetching", "reproducible", "variables"),
     *("cluster", "launch", "devices", "strategy", "batching", "timing"),
     *("data", "models", "optim", "parallel", "train"),
@@ -32,6 +32,7 @@ LAYERS = [
 ROOMS_OF_TRAIN = [
     *(
         "callback",
+        "ambient",
         "reduce",
         "keras_model",
         "replica_code",

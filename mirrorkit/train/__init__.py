@@ -20,6 +20,7 @@ from mirrorkit.train.input.input import Input as Input
 from mirrorkit.train.keras_fit import evaluate as evaluate
 from mirrorkit.train.keras_fit import fit as fit
 from mirrorkit.train.keras_fit import predict as predict
+from mirrorkit.train.keras_model import custom_gradients as custom_gradients  # for what it replaces
 from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
 from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch
@@ -32,6 +33,7 @@ from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.update import Update
+from mirrorkit.train.replica_code import keras_calls as keras_calls  # for what it replaces
 from mirrorkit.train.requirements.model import check_variables as check_variables
 from mirrorkit.train.requirements.model import variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep

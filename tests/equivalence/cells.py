@@ -21,7 +21,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.strategy import has_copies
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.pure_step import NotAFunction
 from mirrorkit.train.step import tables
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.variables import copies, is_sharded, path

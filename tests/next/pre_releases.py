@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 PINS = Path(__file__).with_name("pins.txt")
 TESTS = [
     *("tests/test_private.py", "tests/train/test_private_names.py", "tests/optim"),
-    *(f"tests/train/keras_model/test_{name}.py" for name in ("custom_gradients", "inlining", "kept", "seeds")),
+    *(f"tests/train/keras_model/test_{name}.py" for name in ("custom_gradients", "kept", "seeds")),
     "tests/train/test_as_keras.py",
-    "tests/train/replica_code/test_keras_calls.py",
+    *(f"tests/train/replica_code/test_{name}.py" for name in ("inlining", "keras_calls")),
 ]
 ROWS = ["weight decay", "class weights", "Embedding", "F1", "synchronized BatchNorm", "transformer"]
 _ROW = "tests/equivalence/test_every_row.py::test_every_row_is_equal_within_rounding"

@@ -15,8 +15,7 @@ from placement_subjects import pictures
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.thread_local import ThreadLocal
-from mirrorkit.train.keras_model import keras_operations
+from mirrorkit.train.ambient import Ambient
 from mirrorkit.train.step import clock
 
 
@@ -159,9 +158,7 @@ def test_a_warm_up_of_the_learning_rate_on_the_device(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        keras_operations, "_within", ThreadLocal(is_on=False, totals=None)
-    )  # the wrappers look elsewhere
+    monkeypatch.setattr(Ambient, "on_device", property(lambda ambient: False, lambda ambient, value: None))
     train = _report(_net(), _batches())["train"]
     (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
     assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"

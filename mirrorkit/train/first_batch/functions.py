@@ -16,12 +16,12 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.compared import LARGEST, differ, is_loss, numbers
 from mirrorkit.train.first_batch.rows import Computed, InParts
 from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, variants_of
 from mirrorkit.train.keras_model.calling import call_model
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.keras_model.row_draws import row_draws
 from mirrorkit.train.replica_code.pure_step import Values, run_pure
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.supervised import Supervised
@@ -122,7 +122,9 @@ def _measured(step: Supervised, rows: Rows, cuts: list[list[int]]) -> list[dict[
     def of_cuts(weights: Any, state: Any, in_parts: InParts) -> list[Nest]:
         def of_part(part: Nest) -> tf.Tensor:
             own = rows.like(part)
-            share = Share(0, step.own.replicas, tf.constant(float(own.size)), float(ROWS), 1.0, _no_draws, row_draws())
+            share = Share(
+                0, step.own.replicas, tf.constant(float(own.size)), float(ROWS), 1.0, _no_draws, ambient.draws
+            )
             given = Values(weights, state, totals.zeros)
             ran = run_pure(model, measure, given, own, share, gather=lambda rows: rows)
             return totals.of(ran)

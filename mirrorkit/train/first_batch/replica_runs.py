@@ -17,7 +17,6 @@ from mirrorkit.strategy import first_replica, local_replica
 from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
 from mirrorkit.train.first_batch.rows import at_rest
 from mirrorkit.train.first_batch.sampled_rows import parts_of
-from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
@@ -85,7 +84,7 @@ class ReplicaRuns:
         run = compiled if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)) else on_all
         with unchanged(step.variables):
             step.begin(what)
-            with functions_inlined(), at_rest(step.model):
+            with at_rest(step.model):
                 gradients = run(self._rows)
             logs = dict(zip(step.names(what), copies(step.log_values(what))[0].numpy(), strict=True))
             return Ran(tf.nest.map_structure(np.asarray, gradients), _own_state(step), logs)

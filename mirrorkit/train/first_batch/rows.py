@@ -15,12 +15,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.errors import StepError
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.sampled_rows import take
 from mirrorkit.train.keras_model.keras_operations import statistics_at_rest
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of, training_argument
-from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes, drawing_rows
-from mirrorkit.train.keras_model.seeds import noting_seeds
-from mirrorkit.train.reduce.gathering import gathering
+from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.step.supervised import Supervised
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class Computed:
         model, placed = self._step.trained, self._step.on_first
         given = list(self.values.weights), list(self.values.state if state is None else state), self._rows
         outside: list[tf.Tensor] = []  # seeds of draws that are made again where a gradient is taken
-        with noting_seeds(outside), at_rest(model) if self._training else contextlib.nullcontext():
+        with ambient.set(seeds=outside), at_rest(model) if self._training else contextlib.nullcontext():
             is_long = self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))
             if placed or (is_long and not eager):
                 traced = tf.function(placed(function) if placed else function, autograph=False)
@@ -98,7 +97,7 @@ class Computed:
                     raise _NotKnown
 
                 draws = RowDraws(own, first, self.count, drawn, self._shapes)
-                with contextlib.suppress(_NotKnown), gathering(gather), drawing_rows(draws):
+                with contextlib.suppress(_NotKnown), ambient.set(gather=gather, draws=draws, seeds=draws.seeds):
                     found.append(of_part(take(rows, list(range(first, first + own)))))
                     self.all_draws_known &= draws.all_are_known
             if not asked:

@@ -16,7 +16,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch.compared import Ran, is_loss, nudge_of, nudged
 from mirrorkit.train.first_batch.rows import Computed, InParts
 from mirrorkit.train.first_batch.sampled_rows import parts_of
-from mirrorkit.train.keras_model.calling import with_values
+from mirrorkit.train.keras_model.calling import value_scope
 from mirrorkit.train.keras_model.layer_state import is_seed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, folded
 from mirrorkit.train.step.changing import dense
@@ -130,7 +130,7 @@ def predicted(name: str, count: int) -> str:
 
 def _outputs(step: Supervised, values: Any, in_parts: InParts, sizes: Sequence[int]) -> list[Nest]:
     def of_part(rows: Nest) -> Nest:
-        with with_values(step.trained, values.weights, values.state):
+        with value_scope(step.trained, values.weights, values.state):
             return step.outputs(rows)
 
     return in_parts(of_part, sizes)

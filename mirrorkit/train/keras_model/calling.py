@@ -1,31 +1,69 @@
-"""One pass through the model as a pure function: nothing is assigned, and what the pass wanted to assign is seen.
+"""A model's code on one replica's rows, and one pass through a model as a pure function.
 
-Keras's own `stateless_call` returns new values of the non-trainable variables and drops every other assignment. It also
-bypasses the model's `__call__`, which Keras's `fit` does not.
+In such a pass nothing is assigned, and what it wanted to assign is seen. Keras's own `stateless_call` returns new
+values of the non-trainable variables and drops every other assignment. It also bypasses the model's `__call__`, which
+Keras's `fit` does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, KerasVariable, Nest
+from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.custom_gradients import with_weights
-from mirrorkit.train.keras_model.inlining import functions_inlined
-from mirrorkit.train.keras_model.kept import kept_by
-from mirrorkit.train.keras_model.keras_operations import without_waits
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
-from mirrorkit.train.keras_model.seeds import seeds_on_host
-from mirrorkit.train.reduce.one_replica import one_replica
-from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.variables import ValueScope
+
+
+@contextmanager
+def running(model: KerasModel | None, values: Any = None, **more: Any) -> Iterator[None]:
+    """Run a model's code as that of one replica: here all is put together that such code needs around it.
+
+    Args:
+        model: whose layers may keep tensors of a trace; None where the code is not one model's.
+        values: the scope in which Keras reads and assigns variables; None for the variables themselves.
+        more: what a pass wants besides; see `Ambient`.
+    """
+    given: dict[str, Any] = {"alone": True, "inlines": True, "on_device": True, "seeds_on_host": True}
+    if model is not None:
+        given["save"] = _kept_by(layers_of(model))
+    with ambient.set(**given | more), values or contextlib.nullcontext():
+        yield
+
+
+def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:
+    """Return what saves the tensors of a user's layers, and which losses each layer has added; see `switching`."""
+    # Keras's own layers keep no tensors.
+    users = [vars(layer) for layer in layers if not type(layer).__module__.startswith("keras.")]
+
+    def save() -> Callable[[], None]:
+        tensors = [{name: value for name, value in attributes.items() if _is_value(value)} for attributes in users]
+        # Private to Keras: in a stateless scope a layer knows by these which of the scope's losses are its own.
+        losses = [set(layer._loss_ids) for layer in layers]
+
+        def put_back() -> None:
+            for attributes, values in zip(users, tensors, strict=True):
+                attributes.update(values)
+            for layer, own in zip(layers, losses, strict=True):
+                layer._loss_ids.clear()
+                layer._loss_ids.update(own)
+
+        return put_back
+
+    return save
+
+
+def _is_value(value: object) -> bool:
+    return tf.is_tensor(value) and not isinstance(value, tf.Variable)
 
 
 def call_model(
@@ -37,17 +75,8 @@ def call_model(
     what layers add to the loss by `add_loss` and regularizers of their activity, each with the layer. Refuses a pass
     that assigns a trainable weight, or a variable that is not the model's.
     """
-    given = list(zip(model.trainable_variables, weights, strict=True))
-    given += zip(model.non_trainable_variables, state, strict=True)
-    scope = Scope(state_mapping=given, collect_losses=True)
-    with (
-        one_replica(),
-        seeds_on_host(),
-        without_waits(),
-        functions_inlined(),
-        keeping(kept_by(layers_of(model))),
-        scope,
-    ):
+    scope = value_scope(model, weights, state)
+    with running(model, scope):
         before = dict(scope.state_mapping)
         outputs = read(model(x, **training_argument(model, training)))
         added = [(_adding(model, loss), loss) for loss in scope.losses]
@@ -86,9 +115,8 @@ def read(values: Nest) -> Nest:
 class Scope(ValueScope):
     """One that knows an assigned variable by its id, and also its path."""
 
-    def __init__(self, **options: Any) -> None:
-        with_weights()
-        super().__init__(**options)
+    def __init__(self, values: Iterable[tuple[KerasVariable, Any]]) -> None:
+        super().__init__(state_mapping=list(values), collect_losses=True)
         self.paths: dict[int, str] = {}
         self._graph = tf.compat.v1.get_default_graph()
 
@@ -114,29 +142,16 @@ def in_loop(around: tf.Graph) -> bool:
     return False
 
 
-@contextmanager
-def with_values(
-    model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]
-) -> Iterator[dict[int, str]]:
-    """Let the model's variables have these values within the block, which assigns none.
-
-    The block is given a dict that has at its end the path of each variable, by its id, that it wanted to assign.
-    """
-    given = [*zip(model.trainable_variables, weights, strict=True)]
-    given += zip(model.non_trainable_variables, state, strict=True)
-    with one_replica(), functions_inlined(), Scope(state_mapping=given) as scope:
-        yield scope.paths
+def value_scope(model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor]) -> Scope:
+    """Return a scope in which a model's trainable and non-trainable variables have these values."""
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    return Scope(zip(variables, [*weights, *state], strict=True))
 
 
 def predict_with(model: KerasModel, x: Nest) -> Nest:
     """Return the model's outputs for `x`, as Keras's `predict` does."""
-    return predicting(lambda: read(model(x, **training_argument(model, False))))
-
-
-def predicting(predict: Callable[[], Nest]) -> Nest:
-    """Call what predicts, as a pass through a model is made."""
-    with one_replica(), seeds_on_host(), without_waits(), functions_inlined():
-        return predict()
+    with running(model):
+        return read(model(x, **training_argument(model, False)))
 
 
 def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:

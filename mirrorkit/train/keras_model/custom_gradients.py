@@ -19,28 +19,21 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.thread_local import ThreadLocal
+from mirrorkit.train.ambient import ambient, replaces
 
 _Read = dict[int, tuple[KerasVariable, Any]]  # by the id of a variable, it and the value that stands for it
-_within = ThreadLocal(noted=())  # what is read in each function that is being called
 
 
-@functools.cache
-def with_weights() -> None:
-    """Let custom-gradient functions give a gradient to the weights that they read in a `keras.StatelessScope`."""
-    private.replace("custom_gradient._graph_mode_decorator", _asking)
-    private.replace("custom_gradient._eager_mode_decorator", _asking)
-    private.replace("StatelessScope.get_current_value", _get_and_note)
-
-
+@replaces("StatelessScope.get_current_value", within="reads")
 def _get_and_note(get: Callable[..., Any], scope: Any, variable: KerasVariable) -> Any:
     value = get(scope, variable)
     if value is not None:
-        for noted in _within.noted:
-            noted.setdefault(id(variable), (variable, value))
+        for read in ambient.reads:
+            read.setdefault(id(variable), (variable, value))
     return value
 
 
+@replaces("custom_gradient._graph_mode_decorator", "custom_gradient._eager_mode_decorator")
 def _asking(original: Callable[..., Nest], function: Callable[..., Any], args: Any, kwargs: Any) -> Nest:
     scope = private.get("stateless_scope.get_stateless_scope")()
     has_values = scope is not None and any(isinstance(v, tf.Tensor) for v in scope.state_mapping.values())
@@ -54,7 +47,7 @@ def _with_weights(scope: Any, original: Callable[..., Nest], function: Callable[
         args = tf.nest.map_structure(tf.convert_to_tensor, args, expand_composites=True)
     before = _copy(scope)  # for the backward pass
     noted: _Read = {}
-    with _within.set(noted=(*_within.noted, noted)), private.get("record.VariableWatcher")() as watcher:
+    with ambient.set(reads=(*ambient.reads, noted)), private.get("record.VariableWatcher")() as watcher:
         result, gradient = function(*args)
     for variable in watcher.watched_variables():  # none of the step's own: the tape sees them, and they are refused
         tf.convert_to_tensor(variable)

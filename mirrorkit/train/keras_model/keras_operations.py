@@ -9,7 +9,6 @@ number of layers.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,44 +16,19 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import Nest, TensorLike
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.thread_local import ThreadLocal
-from mirrorkit.train.reduce.one_replica import one_replica
+from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.train.reduce.packing import pack, unpack
 from mirrorkit.train.reduce.reduction import all_reduce
 
 Function: TypeAlias = Callable[..., tf.Tensor]
 Total: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-_within = ThreadLocal(is_on=False, totals=None)
 
 
-@contextmanager
-def without_waits(*, totals: tuple[Total, Total] | None = None) -> Iterator[None]:
-    """Let Keras's operations stay on the device within the block, and send one message where they send several.
-
-    Args:
-        totals: what sums a message over the replicas in synchronized layers, and what sums its gradient.
-    """
-    _wrap()
-    with _within.set(is_on=True, totals=totals or _within.totals):
-        yield
-
-
-@functools.cache
-def _wrap() -> None:
-    """Have Keras's functions do what the block above says; outside of it they are as they were."""
-    for name, function in _FUNCTIONS.items():
-        private.replace(name, functools.partial(_within_the_block, function))
-
-
-def _within_the_block(function: Function, original: Function, *args: Nest, **options: Nest) -> Nest:
-    return function(original, *args, **options) if _within.is_on else original(*args, **options)
-
-
+@replaces("numpy.signbit", within="on_device")
 def _signbit(original: Function, x: TensorLike) -> tf.Tensor:
     x = tf.convert_to_tensor(x)
     if not x.dtype.is_floating:
@@ -62,6 +36,7 @@ def _signbit(original: Function, x: TensorLike) -> tf.Tensor:
     return tf.cast(tf.bitcast(tf.cast(x, tf.float32), tf.int32), tf.int64) < 0
 
 
+@replaces("numpy.argmax", within="on_device")
 def _argmax(original: Function, *args: Nest, **options: Nest) -> Nest:
     found = original(*args, **options)
     return tf.cast(found, tf.int64) if _called_by_keras() else found  # a user's code may count on int32
@@ -75,6 +50,7 @@ def _called_by_keras() -> bool:
     return frame is not None and str(frame.f_globals["__name__"]).startswith("keras.")
 
 
+@replaces("numpy.take", within="on_device")
 def _take(original: Function, x: TensorLike, indices: TensorLike, axis: int | None = None) -> tf.Tensor:
     if tf.is_tensor(indices) and getattr(indices, "dtype", None) == tf.int32:
         indices = tf.cast(indices, tf.int64)
@@ -84,6 +60,7 @@ def _take(original: Function, x: TensorLike, indices: TensorLike, axis: int | No
     return original(x, indices, axis=axis)
 
 
+@replaces("image.affine_transform", within="on_device")
 def _affine_transform(original: Function, *args: Nest, **options: Nest) -> Nest:
     if "fill_value" in options:
         with tf.device(HOST):
@@ -91,7 +68,8 @@ def _affine_transform(original: Function, *args: Nest, **options: Nest) -> Nest:
     return original(*args, **options)
 
 
-@one_replica(False)
+@replaces("nn._compute_moments_sync", within="on_device")
+@ambient.set(alone=False)
 def _compute_moments_sync(
     original: Function, x: tf.Tensor, axes: Sequence[int], keepdims: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,7 +78,7 @@ def _compute_moments_sync(
     if context is None or context.num_replicas_in_sync == 1:
         means: tuple[tf.Tensor, tf.Tensor] = original(x, axes, keepdims)
         return means
-    total, total_of_gradient = _within.totals or (_sum, _sum)
+    total, total_of_gradient = ambient.totals or (_sum, _sum)
     reduced = {axis % x.shape.rank for axis in tf.nest.flatten(axes)}
     kept = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
 
@@ -127,7 +105,6 @@ def _compute_moments_sync(
 @contextmanager
 def statistics_at_rest(layers: Sequence[Any]) -> Iterator[None]:
     """Let Keras's BatchNormalization, though not what a subclass adds to it, compute as outside of training."""
-    _wrap()
     for layer in layers:
         vars(layer)["_mirrorkit_at_rest"] = True  # not by assignment, which Keras would track
     try:
@@ -137,7 +114,8 @@ def statistics_at_rest(layers: Sequence[Any]) -> Iterator[None]:
             del vars(layer)["_mirrorkit_at_rest"]
 
 
-@one_replica(False)
+@replaces("BatchNormalization.call", within="on_device")
+@ambient.set(alone=False)
 def _batch_normalization(original: Function, layer: Any, x: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
     """Keras synchronizes no statistics under a mask, without a word."""
     if "_mirrorkit_at_rest" in vars(layer):
@@ -161,13 +139,3 @@ def _by_one_message(total: Total, values: list[tf.Tensor]) -> list[tf.Tensor]:
 def _sum(message: tf.Tensor) -> tuple[tf.Tensor, Total]:
     """The gradient is a sum too; without `stop_gradient` TensorFlow looks for it in the other replicas' graphs."""
     return all_reduce(tf.stop_gradient(message)), _sum
-
-
-_FUNCTIONS: dict[str, Function] = {
-    "numpy.signbit": _signbit,
-    "numpy.argmax": _argmax,
-    "numpy.take": _take,
-    "image.affine_transform": _affine_transform,
-    "nn._compute_moments_sync": _compute_moments_sync,
-    "BatchNormalization.call": _batch_normalization,
-}

@@ -1,26 +1,21 @@
 """Random numbers that are a row's own, in whatever part of a batch it is: for comparisons of a batch with its parts.
 
-What is drawn for n rows differs from what is drawn for others. Within `drawing_rows` each draw of rows is made for all
-rows, of which a part takes its own. A draw with a constant seed is left as it is: replicas would repeat it.
+What is drawn for n rows differs from what is drawn for others. With `RowDraws` in `ambient` each draw of rows is made
+for all rows, of which a part takes its own. A draw with a constant seed is left as it is: replicas would repeat it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit import private
-from mirrorkit.thread_local import ThreadLocal
-from mirrorkit.train.keras_model.seeds import noting_seeds
+from mirrorkit.train.ambient import ambient, replaces
 
 Shapes: TypeAlias = "list[tuple[int, ...] | None]"  # of draws; None where only a run knows it
-_within = ThreadLocal(draws=None)
 
 
 @dataclass
@@ -97,39 +92,14 @@ def _numbers(seed: Any) -> tuple[int, ...] | None:
     return None if value is None else tuple(int(number) % (2**31 - 2) for number in np.ravel(value))
 
 
-@contextmanager
-def drawing_rows(draws: RowDraws) -> Iterator[None]:
-    """Make the draws of the block, in this thread, for a part of a batch."""
-    _wrap_draws()
-    with _within.set(draws=draws), noting_seeds(draws.seeds):
-        yield
+@replaces("random.stateless_normal", "random.stateless_uniform", "random.stateless_truncated_normal", within="draws")
+def _draw(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
+    drawn: tf.Tensor = ambient.draws.draw(original, *args, **options)
+    return drawn
 
 
-def row_draws() -> RowDraws | None:
-    """Return those of the block around."""
-    draws: RowDraws | None = _within.draws
-    return draws
-
-
-@functools.cache
-def _wrap_draws() -> None:
-    """Let TensorFlow's stateless draws, and so Keras's, ask for the `RowDraws` around them."""
-    for name in ("stateless_normal", "stateless_uniform", "stateless_truncated_normal"):
-        _wrap(f"random.{name}", RowDraws.draw)
-    _wrap("experimental.stateless_dropout", _dropped)
-
-
-def _wrap(name: str, within: Callable[..., tf.Tensor]) -> None:
-    def chosen(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
-        draws = row_draws()
-        return original(*args, **options) if draws is None else within(draws, original, *args, **options)
-
-    private.replace(name, chosen)
-
-
-def _dropped(
-    draws: RowDraws, original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any
-) -> tf.Tensor:
+@replaces("experimental.stateless_dropout", within="draws")
+def _dropped(original: Callable[..., tf.Tensor], x: Any, rate: Any, seed: Any, **options: Any) -> tf.Tensor:
     shape = options.get("noise_shape")
     if shape is None:
         shape = tf.shape(x)

@@ -7,20 +7,16 @@ would draw the same noise and drop the same units.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import tensorflow as tf
 
-from mirrorkit import private
 from mirrorkit._types import TensorLike, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.thread_local import ThreadLocal
+from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.variables import native
-
-_within = ThreadLocal(numbers=None, on_host=False, noted=None)
 
 
 def fold(seed: tf.Tensor, *numbers: TensorLike) -> tf.Tensor:
@@ -62,46 +58,20 @@ def seeds_by_replica() -> Iterator[None]:
     context = tf.distribute.get_replica_context()
     if context is None:
         raise StepError("seeds_by_replica was called outside of a replica. Call it in `compute`, or in strategy.run.")
-    if _within.numbers is not None:  # what is around it tells replicas apart
+    if ambient.numbers is not None:  # what is around it tells replicas apart
         yield
         return
-    with draws_at(lambda: [context.replica_id_in_sync_group]):
+    with ambient.set(numbers=lambda: [context.replica_id_in_sync_group]):
         yield
 
 
-def draws_at(numbers: Callable[[], Sequence[TensorLike]]) -> AbstractContextManager[None]:
-    """Fold these numbers into each seed that a `SeedGenerator` gives; without a draw they are never asked for."""
-    _wrap_next()
-    return _within.set(numbers=numbers)
-
-
-def seeds_on_host() -> AbstractContextManager[None]:
-    """Let Keras's random layers prepare their seeds on the host, where TensorFlow's random operations want them.
-
-    Keras prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
-    """
-    _wrap_next()
-    return _within.set(on_host=True)
-
-
-def noting_seeds(seeds: list[tf.Tensor]) -> AbstractContextManager[None]:
-    """Add to `seeds` each that a `SeedGenerator` gives within the block."""
-    _wrap_next()
-    return _within.set(noted=seeds)
-
-
-@functools.cache
-def _wrap_next() -> None:
-    """Have `SeedGenerator.next` do what the blocks above say; outside of them it is as it was."""
-
-    def next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
-        numbers = _within.numbers or tuple
-        with tf.device(HOST) if _within.on_host else contextlib.nullcontext():
-            seed = fold(original(*args, **options), *numbers())
-            if _within.on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
-                seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-        if _within.noted is not None:
-            _within.noted.append(seed)
-        return seed
-
-    private.replace("SeedGenerator.next", next_of_replica)
+@replaces("SeedGenerator.next", within="numbers seeds_on_host seeds")
+def _next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
+    numbers = ambient.numbers or tuple
+    with tf.device(HOST) if ambient.seeds_on_host else contextlib.nullcontext():
+        seed = fold(original(*args, **options), *numbers())
+        if ambient.seeds_on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
+            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+    if ambient.seeds is not None:
+        ambient.seeds.append(seed)
+    return seed

@@ -6,15 +6,12 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.thread_local import ThreadLocal
-from mirrorkit.train.reduce.one_replica import one_replica
-from mirrorkit.train.reduce.switching import switching
+from mirrorkit.train.ambient import ambient, switching
 
 Gather = Callable[[Nest], Nest]  # from a replica's rows to those of all
 
@@ -22,7 +19,6 @@ _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # by Tenso
 _AS = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.uint16, tf.int16), tf.int32)
 _GROUP = 2**20 + 1  # far from the numbers that TensorFlow gives to its own groups, and another than of `all_reduce`
 _places: weakref.WeakKeyDictionary[tf.Graph, dict[int, Iterator[int]]] = weakref.WeakKeyDictionary()
-_within = ThreadLocal(gather=None)
 
 
 def all_gather(rows: Nest) -> Nest:
@@ -67,11 +63,11 @@ def all_gather(rows: Nest) -> Nest:
             f"mk.train.all_gather takes tensors [rows, ...]; found shapes [{', '.join(map(str, shapes))}]. Add up "
             "scalars with mk.train.all_reduce."
         )
-    gather: Gather = _within.gather or rows_of_all
+    gather: Gather = ambient.gather or rows_of_all
     return gather(rows)
 
 
-@one_replica(False)
+@ambient.set(alone=False)
 def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
     """Return the rows of all replicas; the own ones where `is_all` says that every replica has all of them."""
     context = tf.distribute.get_replica_context()
@@ -83,18 +79,7 @@ def rows_of_all(rows: Nest, is_all: bool | tf.Tensor = False) -> Nest:
     return tf.nest.pack_sequence_as(rows, every)
 
 
-def gathering(gather: Gather) -> AbstractContextManager[None]:
-    """Let `all_gather` do this within the block: a step knows what a trace of it is a part of."""
-    return _within.set(gather=gather)
-
-
-def gathers_within() -> Gather | None:
-    """Return what `all_gather` does within the block around; None outside of one."""
-    gather: Gather | None = _within.gather
-    return gather
-
-
-@one_replica(False)
+@ambient.set(alone=False)
 def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     """Put the rows of all replicas together, in the order of the replicas; in replica context.
 
@@ -107,7 +92,7 @@ def gather_rows(rows: Nest, sizes: tf.Tensor) -> Nest:
     return tf.nest.map_structure(lambda tensor: _gather(tensor, sizes, False), rows)
 
 
-@one_replica(False)
+@ambient.set(alone=False)
 def gather_sizes(size: tf.Tensor) -> tf.Tensor:
     """Return the numbers of all replicas, [replicas], or [replicas, n] of n numbers, int64; in replica context."""
     own = tf.identity(tf.cast(size, tf.int64))[tf.newaxis]
@@ -165,7 +150,7 @@ def _concat(own: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
     return tf.concat([gathered[first : first + sizes[i]] for i, first in enumerate(firsts)], axis=0)
 
 
-@one_replica(False)  # a gradient is taken outside of what gathered
+@ambient.set(alone=False)  # a gradient is taken outside of what gathered
 def _sum(whole: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if not _by_size():

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums
 from mirrorkit.strategy import gathers, local_replica, replica_devices
-from mirrorkit.train.reduce.one_replica import one_replica
+from mirrorkit.train.ambient import ambient, switching
 from mirrorkit.train.reduce.packing import message_size, pack, unpack
-from mirrorkit.train.reduce.switching import switching
 
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
 # of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5
@@ -23,7 +22,7 @@ _GROUP = 2**20  # far from the numbers that TensorFlow gives to its own groups, 
 _places: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = weakref.WeakKeyDictionary()  # of the gathers in a graph
 
 
-@one_replica(False)
+@ambient.set(alone=False)
 def all_reduce(sums: Sums) -> Sums:
     """Sum a nest of float tensors over all replicas; call it in replica context.
 
@@ -44,7 +43,7 @@ def all_reduce(sums: Sums) -> Sums:
     return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums)))
 
 
-@one_replica(False)
+@ambient.set(alone=False)
 def all_reduce_by_device(sums: Sums, devices: Nest) -> Sums:
     """As `all_reduce`, each tensor on the device that `devices`, a nest like `sums`, names for it."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:

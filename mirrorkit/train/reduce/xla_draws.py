@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit._types import Nest
-from mirrorkit.thread_local import ThreadLocal
+from mirrorkit.train.ambient import ambient, replaces
 
 Draw: TypeAlias = Callable[..., tf.Tensor]
 # A float from 1 to 2: the bits of 1.0, and how many bits behind them are drawn.
@@ -26,9 +26,7 @@ _FLOATS = {
     tf.float16: (tf.uint16, 0x3C00, 10),
     tf.bfloat16: (tf.uint16, 0x3F80, 7),
 }
-_MODULE = "gen_stateless_random_ops_v2"
 _SMALLEST = 1e-7  # of which a logarithm is taken
-_within = ThreadLocal(compiled=False)
 
 
 def compiled(function: Callable[..., Nest], *, with_xla: bool) -> Any:
@@ -38,31 +36,32 @@ def compiled(function: Callable[..., Nest], *, with_xla: bool) -> Any:
     """
     if not with_xla:
         return tf.function(function, autograph=False)
-    _wrap()
 
     @functools.wraps(function)
     def drawing(*args: Nest) -> Nest:
-        with _within.set(compiled=True):
+        with ambient.set(compiled=True):
             return function(*args)
 
     return tf.function(drawing, autograph=False, jit_compile=True)
 
 
-@functools.cache
-def _wrap() -> None:
-    private.replace(f"{_MODULE}.stateless_random_get_key_counter", _key)
-    private.replace(f"{_MODULE}.stateless_random_uniform_v2", functools.partial(_floats, _uniform))
-    private.replace(f"{_MODULE}.stateless_random_normal_v2", functools.partial(_floats, _normal))
-
-
+@replaces("gen_stateless_random_ops_v2.stateless_random_get_key_counter", within="compiled")
 def _key(original: Callable[..., Nest], seed: tf.Tensor) -> Nest:
-    if not _within.compiled:
-        return original(seed)
     return private.get("random_ops_util.get_key_counter_alg")(seed, "philox")[:2]
 
 
+@replaces("gen_stateless_random_ops_v2.stateless_random_uniform_v2", within="compiled")
+def _uniform_floats(original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
+    return _floats(_uniform, original, shape, dtype, **key)
+
+
+@replaces("gen_stateless_random_ops_v2.stateless_random_normal_v2", within="compiled")
+def _normal_floats(original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
+    return _floats(_normal, original, shape, dtype, **key)
+
+
 def _floats(of: Draw, original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
-    if not _within.compiled or tf.as_dtype(dtype) not in _FLOATS:
+    if tf.as_dtype(dtype) not in _FLOATS:
         return original(shape, dtype=dtype, **key)
     return of(shape, tf.as_dtype(dtype), functools.partial(tf.raw_ops.StatelessRandomUniformFullIntV2, **key))
 

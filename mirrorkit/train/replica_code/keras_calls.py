@@ -1,90 +1,61 @@
-"""The places where Keras's training talks to the other replicas, which a model's own code on a replica must not do.
+"""Keras's calls that talk to other replicas, update or take means: what they do within a model's own step on a replica.
 
-They are wrapped once, and do what they always did wherever no `ReplicaScope` or `PureScope` is around.
+A replica's mean counts by its rows. So a mean over what a mask or weights leave is divided by what counts on all
+replicas, times the replica's part of the rows, in place of what counts in its own: one number for each such loss
+travels before the backward pass. It is exact whatever the shares are.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit import private
-from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
-from mirrorkit.errors import StepError
-from mirrorkit.optim import functional_apply, trainable_variables
-from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.replica_code.exact_means import wrap_means
-from mirrorkit.train.replica_code.pure_scope import PureScope
-from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up, this_scope
-from mirrorkit.variables import path
+from mirrorkit.optim import trainable_variables
+from mirrorkit.train.ambient import ambient, replaces
+from mirrorkit.train.replica_code.pure_step import Divisor, PureScope
+from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up
 
-Found = dict[int, tuple[KerasOptimizer, list[KerasVariable]]]  # by the id of the optimizer, in order of use
-
-_noted: list[Found] = []  # of the innermost `noting_optimizers`
+_MEANS = ("mean", "sum_over_batch_size")
 
 
-@contextmanager
-def noting_optimizers() -> Iterator[Found]:
-    """Let optimizers update nothing within the block; yields those that were to, and the variables they were given."""
-    wrap_keras()
-    found: Found = {}
-    _noted.append(found)
-    try:
-        yield found
-    finally:
-        _noted.pop()
+@replaces("loss.scale_loss_for_distribution", "loss.unscale_loss_for_distribution", within="scope")
+def _scale_for_distribution(original: Any, value: Any) -> Any:
+    return value
 
 
-@functools.cache
-def wrap_keras() -> None:
-    """Let optimizers, tapes, means and losses ask for the scope around them."""
-    wrap_means()
-    for kind in ("Optimizer", "LossScaleOptimizer"):
-        private.replace(f"{kind}.apply", _apply)
-        private.replace(f"{kind}.scale_loss", _scale_loss)
-    private.replace("GradientTape.__enter__", _enter)
-    private.replace("GradientTape.gradient", _gradient)
-    private.replace("Mean.update_state", _update_state)
-    private.replace("Variable.assign_add", _assign_add)
-    private.replace("nn.compute_average_loss", _average_loss)
-    for name in ("loss.scale_loss_for_distribution", "loss.unscale_loss_for_distribution"):
-        private.replace(name, lambda original, value: original(value) if this_scope() is None else value)
-
-
+@replaces("nn.compute_average_loss", within="scope")
 def _average_loss(
     original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Any:
     """A sum over a share by the rows of the whole batch, which the caller names, is a part of a mean."""
-    scope, value = this_scope(), original(per_example_loss, sample_weight, global_batch_size)
-    if scope is None or global_batch_size is None:
-        return value
-    return value / tf.cast(scope.share.fraction, value.dtype)
+    value = original(per_example_loss, sample_weight, global_batch_size)
+    return value if global_batch_size is None else value / tf.cast(ambient.scope.share.fraction, value.dtype)
 
 
+@replaces("Mean.update_state", within="scope")
 def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """A single number is the mean over the rows of a share: it counts as they do.
 
     That of one output's loss Keras weighs by a number of rows that it knows from a shape. In its `fit` batches may have
     any size, so that it knows none, and all count alike.
     """
-    scope = this_scope()
-    of_output = scope is not None and not scope.by_user and metric.name.endswith("_loss")
-    if scope is not None and (sample_weight is None or (of_output and isinstance(sample_weight, int))):
+    scope = ambient.scope
+    of_output = not scope.by_user and metric.name.endswith("_loss")
+    if sample_weight is None or (of_output and isinstance(sample_weight, int)):
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
             sample_weight = tf.cast(scope.share.fraction, metric.dtype)
     return original(metric, values, sample_weight=sample_weight)
 
 
+@replaces("Variable.assign_add", within="scope")
 def _assign_add(original: Any, variable: KerasVariable, value: Any) -> Any:
     """Add to this replica's part of a metric's sum, which need not be that of all rows: also within a loop."""
-    scope = this_scope()
+    scope = ambient.scope
     if (
         not isinstance(scope, ReplicaScope)
         or not adds_up(variable)
@@ -98,39 +69,38 @@ def _assign_add(original: Any, variable: KerasVariable, value: Any) -> Any:
     return new
 
 
-def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args: Any, **options: Any) -> Any:
-    scope = this_scope()
+@replaces("Optimizer.apply", "LossScaleOptimizer.apply", within="scope optimizers")
+def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args: Any, **options: Any) -> None:
+    scope, found = ambient.scope, ambient.optimizers
     given = [*args, *options.values()]  # at most the variables
     variables = list(given[0]) if given and given[0] is not None else None
-    if _noted:
-        if scope is not None:
-            scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
-        used = trainable_variables(optimizer) if variables is None else variables
-        _noted[-1].setdefault(id(optimizer), (optimizer, used))
-        return None
-    if scope is None:
-        return original(optimizer, grads, variables)
-    if isinstance(scope, PureScope):
-        return scope.apply(optimizer, list(grads), variables)
-    return _update(scope, optimizer, list(grads), variables)
+    if found is None:
+        scope.apply(optimizer, list(grads), variables)
+        return
+    if scope is not None:
+        scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
+    used = trainable_variables(optimizer) if variables is None else variables
+    found.setdefault(id(optimizer), (optimizer, used))
 
 
+@replaces("Optimizer.scale_loss", "LossScaleOptimizer.scale_loss", within="scope")
 def _scale_loss(original: Any, optimizer: KerasOptimizer, loss: Any) -> Any:
-    scope = this_scope()
+    scope = ambient.scope
     return scope.scaled(loss) if isinstance(scope, PureScope) else original(optimizer, loss)
 
 
+@replaces("GradientTape.__enter__", within="scope")
 def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
     """Weights that are values are watched as variables are."""
     entered: tf.GradientTape = original(tape)
-    scope = this_scope()
-    if isinstance(scope, PureScope) and tape._watch_accessed_variables:
-        scope.watch(entered)
+    if isinstance(ambient.scope, PureScope) and tape._watch_accessed_variables:
+        ambient.scope.watch(entered)
     return entered
 
 
+@replaces("GradientTape.gradient", within="scope")
 def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
-    scope = this_scope()
+    scope = ambient.scope
     if isinstance(scope, PureScope):
         scope.minimized, sources = target, scope.sources(sources)
         if scope.means:
@@ -138,41 +108,41 @@ def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *
     return original(tape, target, sources, *args, **options)
 
 
-def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], variables: Any) -> None:
-    """Average the gradients over all rows, and make the same update of this replica's copies as every other replica."""
-    if not grads:
-        return
-    assert not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # refused when the step was traced
-    scope.require_outermost(f"{type(optimizer).__name__}.apply is called")
-    own_variables = trainable_variables(optimizer)
-    given = own_variables if variables is None else list(variables)
-    pairs = [(tf.convert_to_tensor(g), variable) for g, variable in zip(grads, given, strict=True) if g is not None]
-    if not pairs:
-        raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
-    means = scope.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
-    with scope.outside():
-        scope.applied.append(means)
-        changing = [*own_variables, *optimizer.variables]
-        key = (id(optimizer), *(id(variable) for _, variable in pairs))
-        if key not in scope.updates:
-            if missing := [path(variable) for g, variable in zip(grads, given, strict=True) if g is None]:
-                warnings.warn(  # as Keras's `apply` does
-                    f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
-                )
-            scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
-        own = [scope.own(variable) for variable in changing]
-        new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
-        for variable, value in zip(own, new, strict=True):
-            if value is not None:
-                variable.assign(value)
+@replaces("loss.apply_mask", within="scope")
+def _apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+    """Keras gives what counts the weight total / valid, and divides the sum by the total."""
+    weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    if mask is None or reduction not in _MEANS or not _is_of_more_rows():
+        return weight
+    return tf.cast(weight, dtype) * tf.cast(_fraction(mask), dtype)
 
 
-def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:
-    """Return an update by gradients of these variables, from the optimizer's variables and its own to their values."""
-    size = len(trainable_variables(optimizer))
+@replaces("loss.reduce_values", within="scope")
+def _reduce_values(
+    original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
+) -> Any:
+    mean, scope = original(values, sample_weight, reduction), ambient.scope
+    is_pure = isinstance(scope, PureScope)
+    if reduction == "sum" and is_pure and not scope.by_user:  # as a mean over the share's rows
+        return mean / tf.cast(scope.share.fraction, mean.dtype)
+    if not _is_of_more_rows():
+        return mean
+    if reduction == "mean_with_sample_weight" and sample_weight is not None and values.shape.rank:
+        mean *= tf.cast(_fraction(sample_weight), mean.dtype)
+    return scope.divided(mean) if is_pure else mean
 
-    def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
-        weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
-        return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
 
-    return update
+def _is_of_more_rows() -> bool:
+    """Return whether the means of a step are over more rows than its own."""
+    scope = ambient.scope
+    is_part = isinstance(scope, PureScope) and (scope.separates or scope.share.checked is not None)
+    return is_part or scope.share.replicas > 1
+
+
+def _fraction(counts: tf.Tensor) -> tf.Tensor:
+    """Return what counts here by what is to divide it."""
+    scope, own = ambient.scope, tf.reduce_sum(tf.cast(counts, tf.float32))
+    portion = scope.portion(own)
+    if isinstance(scope, PureScope):
+        scope.divisor = Divisor(own, portion)
+    return tf.math.divide_no_nan(own, portion)

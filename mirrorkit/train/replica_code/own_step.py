@@ -15,13 +15,12 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, KerasVariable, N
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
-from mirrorkit.train.keras_model.calling import placeholders, predicting, read
+from mirrorkit.train.keras_model.calling import placeholders, read, running
 from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.reduce.tracing import foreign_state, outside_replica, writes
 from mirrorkit.train.replica_code.draws import require_repeatable
-from mirrorkit.train.replica_code.pure_scope import NotAFunction
-from mirrorkit.train.replica_code.pure_step import Ran, Values, metric_variables, no_gather, run_pure
+from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values, metric_variables, no_gather, run_pure
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, overrides, step_of
 from mirrorkit.variables import copies, path
@@ -73,7 +72,8 @@ class OwnStep:
 
     def predict(self, rows: Batch) -> Nest:
         """Return what the model's `predict_step` does."""
-        return predicting(lambda: read(self.model.predict_step(as_keras(rows))))
+        with running(self.model):
+            return read(self.model.predict_step(as_keras(rows)))
 
 
 def cannot_train(model: KerasModel, what: str, why: NotAFunction) -> StepError:

@@ -1,31 +1,194 @@
-"""A model's own `train_step` and `test_step` as functions of values: weights, layer state, states of metrics."""
+"""A model's own `train_step` and `test_step` as functions of values: weights, layer state, states of metrics.
+
+Nothing is assigned and no update is made. What the optimizer is given is the gradient, and metrics begin at zero, so
+that what they hold afterwards is a part of a sum.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, KerasVariable, Nest
+from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.inlining import functions_inlined
-from mirrorkit.train.keras_model.kept import kept_by
-from mirrorkit.train.keras_model.keras_operations import without_waits
-from mirrorkit.train.keras_model.layer_state import layers_of
-from mirrorkit.train.keras_model.row_draws import row_draws
-from mirrorkit.train.keras_model.seeds import seeds_on_host
-from mirrorkit.train.reduce.gathering import Gather, gathering, gathers_within
-from mirrorkit.train.reduce.one_replica import one_replica
-from mirrorkit.train.reduce.switching import keeping
-from mirrorkit.train.replica_code.draws import wrap_draws
-from mirrorkit.train.replica_code.keras_calls import wrap_keras
-from mirrorkit.train.replica_code.pure_scope import PureScope
-from mirrorkit.train.replica_code.scope import Share, within
+from mirrorkit.optim import trainable_variables
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.keras_model.calling import Scope, running
+from mirrorkit.train.reduce.gathering import Gather
+from mirrorkit.train.replica_code.scope import Share, ShareScope
 from mirrorkit.train.replica_code.step_function import named_logs
+from mirrorkit.variables import native, path
+
+
+class NotAFunction(BaseException):
+    """A step needs real variables, or makes more than one update; the message says why: "it ...".
+
+    No `Exception`, which Keras would catch in a layer and raise with other words. `of_data` says that it failed for the
+    data that it was given, which may be none to train on.
+    """
+
+    def __init__(self, why: str, *, of_data: bool = False) -> None:
+        super().__init__(why)
+        self.of_data = of_data
+
+
+class Applied(NamedTuple):
+    """What an optimizer was given."""
+
+    optimizer: KerasOptimizer
+    variables: list[KerasVariable]
+    gradients: list[Any]  # of the mean over the rows; None where there is none
+
+
+class Divisor(NamedTuple):
+    """What divides a mean over something else than rows."""
+
+    own: tf.Tensor  # what counts in these rows
+    portion: tf.Tensor  # their part, by rows, of what counts in the whole batch
+
+
+class Term(NamedTuple):
+    """A part of the gradient that a divisor of its own divides: that of a mean over something else than rows."""
+
+    gradients: list[Any]  # one for each source, None where there is none
+    divisor: Divisor
+
+
+class PureScope(ShareScope, Scope):
+    """Within it a model's own step runs on one replica's rows.
+
+    Args:
+        share, by_user: see `ShareScope`.
+        weights: each trained variable, and its value.
+        others: the other variables that the step may read and assign, and their values.
+        scale: what the loss is multiplied by; None where its gradient is to be that of the mean over the rows.
+        is_part: whether that makes it the share's part of the loss of the whole batch, and not a mean over its rows.
+        gather: what gathers the rows of parts that are computed one after the other, in a check; else None.
+        separates: whether gradients of means over something else than rows are kept apart, since several batches make
+            an update.
+
+    Attributes:
+        applied: what the one update was given.
+        asks: whether a mean is over something else than rows, so that replicas have to ask each other.
+        is_scaled: whether the loss scale was asked for.
+        assigned: each variable that was assigned, and the value, in order.
+        at_update: how many operations the graph had when the update was made.
+        minimized: of what the last gradient was taken.
+        terms: the parts of the last gradient that were kept apart, and in `rest` what is left of it.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        weights: Sequence[tuple[KerasVariable, Any]],
+        others: Sequence[tuple[KerasVariable, tf.Tensor]],
+        *,
+        scale: tf.Tensor | None = None,
+        is_part: bool = False,
+        gather: Gather | None = None,
+        separates: bool = False,
+        by_user: bool = False,
+    ) -> None:
+        ShareScope.__init__(self, share, by_user)
+        Scope.__init__(self, [*weights, *others])
+        self.scale, self.is_part, self.separates = scale, is_part, separates
+        self.applied: Applied | None = None
+        self.asks = self.is_scaled = False
+        self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
+        self.at_update = 0
+        self.minimized: Any = None
+        self.divisor: Divisor | None = None  # of the mean that is being taken
+        self.terms: list[Term] = []
+        self.rest: Sequence[Any] | None = None
+        self._means: list[tuple[tf.Tensor, Divisor]] = []
+        self._weights = {id(variable): value for variable, value in weights}
+        # A frozen weight is watched too: Keras leaves TensorFlow's variable trainable.
+        floats = [(native(variable), value) for variable, value in others if value.dtype.is_floating]
+        self._watched = [*self._weights.values(), *(value for one, value in floats if getattr(one, "trainable", False))]
+        self._gather = gather
+
+    def get_current_value(self, variable: KerasVariable) -> Any:
+        """Return what Keras reads; refuse a weight after the update, which is not made yet."""
+        if self.applied is not None and id(variable) in self._weights:
+            raise NotAFunction(f"it reads the weight {path(variable)!r} after the update")
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
+        """Let Keras keep the new value; refuse that of a weight, which follows from its gradient alone."""
+        if id(update[0]) in self._weights:
+            raise NotAFunction(f"it assigns the weight {path(update[0])!r}")
+        super().add_update(update)
+        self.assigned.append((update[0], self.state_mapping[id(update[0])]))
+
+    def watch(self, tape: tf.GradientTape) -> None:
+        """Let a tape record what is done with the weights."""
+        tape.watch(self._watched)
+
+    def sources(self, sources: Nest) -> Nest:
+        """Return values in place of Keras's variables, of which a gradient is asked."""
+        return tf.nest.map_structure(
+            lambda one: self.get_current_value(one) if isinstance(one, keras.Variable) else one, sources
+        )
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Return the loss as small gradients need it."""
+        self.is_scaled = True
+        return loss if self.scale is None else loss * tf.cast(self.scale, loss.dtype)
+
+    def apply(self, optimizer: KerasOptimizer, gradients: Sequence[Any], variables: Any) -> None:
+        """Keep what an optimizer is given; refuse a second update."""
+        self.require_outermost("an update is made")
+        if self.applied is not None:
+            raise NotAFunction("it makes several updates")
+        given = trainable_variables(optimizer) if variables is None else list(variables)
+        if other := [path(variable) for variable in given if id(variable) not in self._weights]:
+            raise NotAFunction(f"it updates {other[0]!r}, which is not among the model's trainable variables")
+        if len(set(map(id, given))) < len(given):
+            raise NotAFunction("it gives an optimizer a weight twice")
+        self.applied = Applied(optimizer, given, list(gradients))
+        self.at_update = 0 if self._around is None else len(self._around.get_operations())
+
+    def portion(self, own: tf.Tensor) -> tf.Tensor:
+        """Return its part, by rows, of a number that is added up over all replicas; see `Share.portion`."""
+        self.require_outermost("a mean over what a mask or weights leave is taken")
+        self.asks = True
+        if self._gather is None:
+            return self.share.portion(own)
+        total, rows = tf.unstack(tf.reduce_sum(self._gather(tf.stack([own, self.share.rows])[tf.newaxis]), 0))
+        return total * self.share.rows / rows
+
+    def divided(self, mean: tf.Tensor) -> tf.Tensor:
+        """Return a mean that was taken, and remember it where a divisor of its own divides it."""
+        divisor, self.divisor = self.divisor, None
+        if divisor is not None and self.separates:
+            mean = tf.identity(mean)
+            self._means.append((mean, divisor))
+        return mean
+
+    @property
+    def means(self) -> int:
+        """How many means were taken that a divisor of their own divides."""
+        return len(self._means)
+
+    def separate(self, target: tf.Tensor, sources: Nest) -> None:
+        """Take the gradient apart, of a loss in a graph that is linear in its means."""
+        flat = tf.nest.flatten(sources)
+        self.rest = tf.gradients(target, flat, stop_gradients=[mean for mean, _ in self._means])
+        self.terms = [
+            Term(tf.gradients(mean, flat, grad_ys=tf.gradients(target, mean)), divisor) for mean, divisor in self._means
+        ]
+
+    def summaries(self) -> None:
+        """Refuse to write a summary."""
+        raise NotAFunction("it calls tf.summary")
+
+    def refusal(self, why: str, cure: str) -> NotAFunction:
+        """See `ShareScope`; the cure is that of a step with variables."""
+        return NotAFunction(why)
 
 
 class Values(NamedTuple):
@@ -77,18 +240,19 @@ def run_pure(
         gather: what `mk.train.all_gather` does.
         scale, is_part, separates, by_user: see `PureScope`.
     """
-    wrap_keras()
-    wrap_draws()
     variables = metric_variables(model)
     weights = list(zip(model.trainable_variables, values.weights, strict=True))
     others = [
         *zip(model.non_trainable_variables, values.state, strict=True),
         *zip(variables, values.metrics, strict=True),
     ]
-    of_parts = gathers_within() if row_draws() else None
+    of_parts = ambient.gather if ambient.draws else None
     kinds = {"is_part": is_part, "separates": separates, "by_user": by_user}
     scope = PureScope(share, weights, others, scale=scale, gather=of_parts, **kinds)
-    with _around(model, scope), gathering(gather), scope, within(scope):
+    # A summary keeps a user's step from being a function; of a layer's, a warning tells.
+    summaries = scope.summaries if by_user else None
+    totals = None if is_part else share.totals()
+    with running(model, scope, scope=scope, gather=gather, summaries=summaries, totals=totals):
         logs = named_logs(step(data), step)
     values_after = dict(scope.state_mapping)
 
@@ -107,20 +271,6 @@ def run_pure(
         logs,
         scope,
     )
-
-
-@contextmanager
-def _around(model: KerasModel, scope: PureScope) -> Iterator[None]:
-    """What surrounds a pass through a model, whoever calls it."""
-    with (
-        # A summary keeps a user's step from being a function; of a layer's, a warning tells.
-        one_replica(summaries=scope.summaries if scope.by_user else None),
-        seeds_on_host(),
-        without_waits(totals=None if scope.is_part else scope.share.totals()),
-        functions_inlined(),
-        keeping(kept_by(layers_of(model))),
-    ):
-        yield
 
 
 def no_gather(rows: Nest) -> Nest:

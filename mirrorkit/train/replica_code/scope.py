@@ -8,17 +8,19 @@ the step, in one message for all that was written.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasVariable, Nest, Variable
+from mirrorkit._types import KerasOptimizer, KerasVariable, Nest, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.thread_local import ThreadLocal
+from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
@@ -26,8 +28,6 @@ from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.variables import own_copy, path
-
-_within = ThreadLocal(scope=None)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ class Share:
         total, rows = tf.unstack(all_reduce(tf.stack([tf.stop_gradient(own), tf.cast(self.rows, tf.float32)])))
         return total * self.rows / rows
 
+    def draws(self) -> dict[str, Any]:
+        """Return what `Ambient` needs so that each replica draws its own numbers; on one, they are Keras's."""
+        if self.checked is not None:
+            return {"draws": self.checked, "seeds": self.checked.seeds}
+        return {} if self.replicas == 1 else {"numbers": lambda: [self.draw_numbers()[-1]]}
+
     def totals(self) -> tuple[Total, Total]:
         """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
 
@@ -84,6 +90,48 @@ class Share:
             return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
 
         return total, weighed
+
+
+class ShareScope:
+    """What the two scopes of a step have in common: the share of the batch, its draws, and where replicas can wait.
+
+    They differ in how a variable is written. A `ReplicaScope` assigns a replica's copy and makes each update, so that a
+    step may make several. A `PureScope` keeps values, so that a step can be traced once.
+
+    Args:
+        share: what this replica computes.
+        by_user: whether it is a user who wrote the step, and not Keras.
+
+    Attributes:
+        draws: how many draws were made that have no seed of their own.
+    """
+
+    def __init__(self, share: Share, by_user: bool) -> None:
+        self.share, self.by_user = share, by_user
+        self.draws = 0
+        self._around = _graph()
+
+    def refusal(self, why: str, cure: str) -> BaseException:
+        """Return the error about what a step must not do."""
+        raise NotImplementedError
+
+    def require_no_loop(self) -> None:
+        """Refuse to draw where each round would draw the same."""
+        if self._around is not None and in_loop(self._around):
+            raise self.refusal(
+                "it draws random numbers within a loop",
+                " (tf.while_loop, tf.map_fn), where each round would draw the same. Draw those of all rounds before "
+                "the loop, or let Python unroll it (`for`).",
+            )
+
+    def require_outermost(self, what: str) -> None:
+        """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
+        if _graph() is not self._around:
+            raise self.refusal(
+                f"{what} within a tf.cond, a tf.while_loop or a tf.function",
+                ", where replicas cannot wait for each other. Do it in the body of train_step itself; for a choice, "
+                "apply gradients that tf.where makes 0.",
+            )
 
 
 class Assigned(NamedTuple):
@@ -128,7 +176,7 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
     @contextmanager
     def outside(self) -> Iterator[None]:
         """Let Keras variables be plain ones within the block."""
-        with _within.set(scope=None):
+        with ambient.set(scope=None):
             self.__exit__()
             try:
                 yield
@@ -152,21 +200,19 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
             own.assign(tf.cast(value, own.dtype))
 
 
-class ReplicaScope(Assignments):
+class ReplicaScope(ShareScope, Assignments):
     """Within it a model's own step runs: what it assigned is the same on all replicas when it is read; in a graph.
 
     Args:
-        share: what this replica computes.
+        share, by_user: see `ShareScope`.
         variables: of the model, Keras's.
         plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
-        by_user: whether it is a user who wrote the step, and not Keras.
 
     Attributes:
         noted: what was assigned since replicas were last equal.
         applied: the gradients that each update of an optimizer was given, averaged over all rows.
-        draws: how many draws were made that have no seed of their own.
     """
 
     def __init__(
@@ -178,12 +224,12 @@ class ReplicaScope(Assignments):
         *,
         by_user: bool = True,
     ) -> None:
-        super().__init__(share.replica, variables, collect_losses=True)
-        self.share, self.updates, self.by_user = share, updates, by_user
+        ShareScope.__init__(self, share, by_user)
+        Assignments.__init__(self, share.replica, variables, collect_losses=True)
+        self._updates = updates
         owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
-        self.draws = 0
 
     def get_current_value(self, variable: KerasVariable) -> Any:
         """Return what Keras reads: the variable, after all replicas came to one value."""
@@ -226,6 +272,35 @@ class ReplicaScope(Assignments):
                     one.own.assign(combined(one.before, change, tf.cast(total, tf.float32)))
             return [value / tf.cast(total, value.dtype) for value in sums[len(written) :]]
 
+    def apply(self, optimizer: KerasOptimizer, gradients: Sequence[Any], variables: Any) -> None:
+        """Average gradients over all rows, and make the same update of this replica's copies as every other replica."""
+        if not gradients:
+            return
+        assert not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # refused when the step was traced
+        self.require_outermost(f"{type(optimizer).__name__}.apply is called")
+        own_variables = trainable_variables(optimizer)
+        given = own_variables if variables is None else list(variables)
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(gradients, given, strict=True) if g is not None]
+        if not pairs:
+            raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
+        means = self.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
+        with self.outside():
+            self.applied.append(means)
+            changing = [*own_variables, *optimizer.variables]
+            key = (id(optimizer), *(id(variable) for _, variable in pairs))
+            if key not in self._updates:
+                if missing := [path(variable) for g, variable in zip(gradients, given, strict=True) if g is None]:
+                    warnings.warn(  # as Keras's `apply` does
+                        f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
+                    )
+                update = _pure_update(optimizer, [variable for _, variable in pairs])
+                self._updates[key] = TraceOnce(update, reads=True)
+            own = [self.own(variable) for variable in changing]
+            new = self._updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
+            for variable, value in zip(own, new, strict=True):
+                if value is not None:
+                    variable.assign(value)
+
     def end(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
         """Combine at the end of the step."""
         self.noted |= {id(one.variable): one for one in self._plain}
@@ -237,22 +312,9 @@ class ReplicaScope(Assignments):
         self.require_outermost("a mean over what a mask or weights leave is taken")
         return self.share.portion(own)
 
-    def require_no_loop(self) -> None:
-        """Refuse to draw where each round would draw the same."""
-        if self._graph is not None and in_loop(self._graph):
-            raise StepError(
-                "The model's train_step draws random numbers within a loop (tf.while_loop, tf.map_fn), where each "
-                "round would draw the same. Draw those of all rounds before the loop, or let Python unroll it (`for`)."
-            )
-
-    def require_outermost(self, what: str) -> None:
-        """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
-        if _graph() is not self._graph:
-            raise StepError(
-                f"In the model's train_step {what} within a tf.cond, a tf.while_loop or a tf.function, where replicas "
-                "cannot wait for each other. Do it in the body of train_step itself; for a choice, apply gradients "
-                "that tf.where makes 0."
-            )
+    def refusal(self, why: str, cure: str) -> StepError:
+        """See `ShareScope`."""
+        return StepError(f"In the model's train_step {why}{cure}")
 
 
 def _graph() -> tf.Graph | None:
@@ -270,19 +332,13 @@ def _change(written: Assigned) -> tf.Tensor:
     return tf.cast(now - written.before, tf.float32) if adds_up(written.variable) else advance(written.before, now)
 
 
-@contextmanager
-def running(scope: ReplicaScope) -> Iterator[None]:
-    """Run Keras code on one replica's share; at the end of the block all copies of what it wrote are equal."""
-    with scope, _within.set(scope=scope):
-        yield
-        scope.end()
+def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:
+    """Return an update by gradients of these variables, from the optimizer's variables and its own to their values."""
+    size = len(trainable_variables(optimizer))
 
+    def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
+        with ambient.set(inlines=True):  # of the optimizer or its schedule
+            weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
+        return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
 
-def within(scope: Any) -> AbstractContextManager[None]:
-    """Let `this_scope` return this within the block."""
-    return _within.set(scope=scope)
-
-
-def this_scope() -> Any:
-    """Return the `ReplicaScope` or `PureScope` that the code of this thread runs in; else None."""
-    return _within.scope
+    return update

@@ -13,11 +13,11 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import build, require_in_scope
-from mirrorkit.train.keras_model.inlining import call_inlined, functions_inlined
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.keras_calls import noting_optimizers
+from mirrorkit.train.replica_code.tensorflow_calls import call_inlined
 
 
 def step_of(model: KerasModel, what: str) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distr
     # Not a tf.function's, in which variables are created in a way of its own; Keras builds models in one like this.
     graph = private.get("__internal__.FuncGraph")("train_step")
     try:
-        with created_in(strategy), noting_optimizers(), functions_inlined(), graph.as_default():
+        with created_in(strategy), ambient.set(optimizers={}, inlines=True), graph.as_default():
             batch = tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), element_spec)
             step_of(model, "train")(as_keras(batch))
     except Exception:

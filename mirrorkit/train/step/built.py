@@ -15,7 +15,7 @@ from mirrorkit.strategy import class_name, has_copies
 from mirrorkit.train.keras_model import building
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.replica_code.own_step import Found, OwnStep
-from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.pure_step import NotAFunction
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
 from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.data import check_tensors

@@ -14,9 +14,10 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import has_copies, require_same
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
-from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.reduce.gathering import rows_of_all
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import run_and_combine
@@ -161,7 +162,7 @@ class Custom:
                 return self.strategy.run(lambda: on_replica(batch))
 
             def on_replica(batch: Batch) -> Mapping[str, tf.Tensor]:
-                with gathering(gather):
+                with ambient.set(gather=gather):
                     return self._tested(HostBatch(batch).rows())
 
             def gather(rows: Nest) -> Nest:
@@ -231,7 +232,7 @@ class Custom:
 
         if self._test_gathers:
             rows, copies = Communicating().rows(batch)
-            with gathering(functools.partial(rows_of_all, is_all=copies.is_all)):
+            with ambient.set(gather=functools.partial(rows_of_all, is_all=copies.is_all)):
                 found: tf.Tensor = copies.weigh({"totals": totals(rows)})["totals"]
             return found
         return self._apart(batch.rows(), totals)

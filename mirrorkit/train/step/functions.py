@@ -14,15 +14,14 @@ import tensorflow as tf
 from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
-from mirrorkit.train.keras_model.row_draws import row_draws
-from mirrorkit.train.reduce.gathering import gathering, rows_of_all
+from mirrorkit.train.reduce.gathering import rows_of_all
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, SummedSparseGradient, as_rows, dense_of
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.replica_code.own_step import OwnStep, cannot_train
-from mirrorkit.train.replica_code.pure_scope import NotAFunction
-from mirrorkit.train.replica_code.pure_step import Ran, Values, run_pure
+from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values, run_pure
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import overrides, step_of
 from mirrorkit.train.step.averages import Averages
@@ -165,7 +164,7 @@ class Functions:
             if self._facts is None:
                 self._found(like or self._sums.trace(values, of_size(batch, None), place, total).structured_outputs)
             return self.facts.zeros if like is None else by_rows(like.nothing, like)
-        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+        with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
             sums = self._sums(values, batch, place, total)
         self._found(sums)
         return sums.sent(self._dense) if like is None else by_rows(sums, like)
@@ -194,7 +193,7 @@ class Functions:
                 self.test_changes = [value is not None for value in found]
             state = [tf.zeros(v.shape) for v, has in zip(self.state.variables, self.test_changes, strict=True) if has]
             return {"totals": tf.zeros([self.totals.size]), "state": state}
-        with gathering(functools.partial(rows_of_all, is_all=is_all)):
+        with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
             totals, state = self._test_sums(values, batch, place, total)
         self.test_changes = [value is not None for value in state]
         return {"totals": totals, "state": [value for value in state if value is not None]}
@@ -203,7 +202,7 @@ class Functions:
         """Run the model's step on a shard, with these values of its variables."""
         rows = tf.cast(count_examples(batch), tf.float32)
         all_rows = tf.cast(total, tf.float32)
-        share = Share(0, self._own.replicas, rows, all_rows, 1.0, lambda: place, row_draws())
+        share = Share(0, self._own.replicas, rows, all_rows, 1.0, lambda: place, ambient.draws)
         scale = values.scale[0] if self._options.loss_scale is not None and what == "train" else None
         # Keras's own step scales its loss: here to its part of the whole batch's, whose gradients are then those of
         # Keras on one device. Another's is a mean over the rows, and as many times larger as there are shards.
@@ -213,7 +212,7 @@ class Functions:
         if is_part:
             scale = share.fraction if scale is None else scale * share.fraction
         given = Values(values.weights, state, self.totals.zeros)
-        is_check = tf.executing_eagerly() or row_draws() is not None
+        is_check = tf.executing_eagerly() or ambient.draws is not None
         try:
             ran = run_pure(
                 self._model,
@@ -237,7 +236,7 @@ class Functions:
                 "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
             )
         passing = self.training if what == "train" else self.testing
-        if ran.scope.asks and self._own.replicas > 1 and not (passing.communicate or row_draws()):
+        if ran.scope.asks and self._own.replicas > 1 and not (passing.communicate or ambient.draws):
             raise StepError(
                 "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
                 "batches have masks and weights, or none."

@@ -7,27 +7,32 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, ConcreteFunction, KerasModel, KerasOptimizer, Logs, Nest, Spec, Variable
+from mirrorkit._types import (
+    Batch,
+    ConcreteFunction,
+    KerasModel,
+    KerasOptimizer,
+    KerasVariable,
+    Logs,
+    Nest,
+    Spec,
+    Variable,
+)
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import first_replica, local_replica, require_same
 from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
-from mirrorkit.train.keras_model.inlining import functions_inlined
-from mirrorkit.train.keras_model.kept import kept_by
-from mirrorkit.train.keras_model.keras_operations import without_waits
+from mirrorkit.train.keras_model.calling import running
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
-from mirrorkit.train.reduce.gathering import gathering
-from mirrorkit.train.reduce.one_replica import one_replica
-from mirrorkit.train.reduce.switching import keeping
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.replica_code.draws import drawing, require_repeatable
-from mirrorkit.train.replica_code.keras_calls import noting_optimizers, wrap_keras
+from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import no_gather
-from mirrorkit.train.replica_code.scope import ReplicaScope, Share, running
+from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
@@ -143,8 +148,9 @@ class KerasStep:
         if what in self._names:
             return
         before = written_attributes(self.model)
-        with self.strategy.scope(), noting_optimizers() as found:
-            names, traced = self._traced(what, element_spec)
+        found: dict[int, tuple[KerasOptimizer, list[KerasVariable]]] = {}  # in order of use
+        with self.strategy.scope():
+            names, traced = self._traced(what, element_spec, optimizers=found)
             for optimizer, weights in found.values():
                 _check(optimizer)
                 if not optimizer.built:
@@ -200,19 +206,16 @@ class KerasStep:
             totals, _ = self.run("train", *self._share("train", batch))
             return tf.stack([tf.cast(batch.examples(), tf.float32), totals])
 
-        with functions_inlined():
-            return first_replica(self.strategy, self.strategy.run(on_replica))
+        return first_replica(self.strategy, self.strategy.run(on_replica))
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Run the model's `test_step`; see `LoopStep`."""
-        with functions_inlined():
-            total, _ = self.run("test", *self._share("test", batch))
+        total, _ = self.run("test", *self._share("test", batch))
         replicas = self.strategy.num_replicas_in_sync
         return tf.stack([tf.cast(batch.examples(), tf.float32), total]) / replicas
 
     def run(self, what: Pass, rows: Batch, share: Share) -> tuple[tf.Tensor, ReplicaScope]:
         """Run a step of the model on this replica's rows; return the sum of all logs, and what the scope saw."""
-        wrap_keras()
         own = local_replica(self.strategy)
         step = step_of(self.model, what)
         with self._scope(share) as scope:
@@ -226,10 +229,9 @@ class KerasStep:
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Run the model's `predict_step` on this replica's rows."""
-        wrap_keras()
         _, share = self._share("test", batch)
         own = batch.rows()
-        with self._scope(share), functions_inlined():
+        with self._scope(share):
             return self.model.predict_step(as_keras(own))
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
@@ -243,25 +245,23 @@ class KerasStep:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _scope(self, share: Share) -> Iterator[ReplicaScope]:
-        """Within it code of the model runs on this replica's share."""
+    def _scope(self, share: Share, **more: Any) -> Iterator[ReplicaScope]:
+        """Within it code of the model runs on this replica's share; afterwards all copies of what it wrote are equal.
+
+        Its seeds are variables, which a GPU would have to send to the host.
+        """
         scope = ReplicaScope(share, self.variables, self._plain, self._updates, by_user=self._by_user)
-        with (
-            one_replica(),
-            keeping(kept_by(layers_of(self.model))),
-            running(scope),
-            without_waits(totals=share.totals()),
-            gathering(no_gather),
-            drawing(scope),
-        ):
+        more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False, **share.draws()}
+        with running(self.model, scope, scope=scope, **more):
             yield scope
+            scope.end()
 
     def _reported(self, logs: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
         """Return what Keras's `fit` puts into the history: the metrics, where these have the names of the logs."""
         metrics = flat_logs(self.model.get_metrics_result())
         return metrics if metrics.keys() == logs.keys() else logs
 
-    def _traced(self, what: Pass, element_spec: Spec) -> tuple[list[str], ConcreteFunction]:
+    def _traced(self, what: Pass, element_spec: Spec, **more: Any) -> tuple[list[str], ConcreteFunction]:
         """Trace the model's step on the first replica, as if it were alone; return the names of its logs too."""
         step, names = step_of(self.model, what), set[str]()
 
@@ -269,13 +269,12 @@ class KerasStep:
             if local_replica(self.strategy):  # all are alike
                 return tf.constant(0)
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
-            with self._scope(share):
+            with self._scope(share, **more):
                 names.update(checked_logs(step(as_keras(batch)), step))
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
-        with functions_inlined():
-            function = traced.get_concrete_function(element_spec)
+        function = traced.get_concrete_function(element_spec)
         return sorted(names), function
 
     def _share(self, what: Pass, batch: GlobalBatch) -> tuple[Batch, Share]:

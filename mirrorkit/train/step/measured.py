@@ -9,9 +9,9 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import outputs_of, symbolic
 from mirrorkit.train.keras_model.calling import placeholders
-from mirrorkit.train.keras_model.inlining import functions_inlined
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, created_in
 from mirrorkit.train.requirements.same_rows import told
@@ -19,7 +19,7 @@ from mirrorkit.train.step.keras_compile import compiled_config
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, names_of_values
 from mirrorkit.train.totals.labels import LabelledLoss, labelled
-from mirrorkit.train.totals.losses import LossCall, log_names, loss_name, noting_losses
+from mirrorkit.train.totals.losses import LossCall, log_names, loss_name
 from mirrorkit.train.totals.shapes import loss_faults
 
 
@@ -62,8 +62,8 @@ class Measured:
     def _of_compiled(self, data: Spec) -> Sequence[tf.Variable]:
         model, failure = self._model, None
         outputs = _outputs(self._called, unpack_batch(data).x)
-        graph = private.get("__internal__.FuncGraph")("measures")
-        with created_in(self._strategy), functions_inlined(), noting_losses() as calls, graph.as_default():
+        graph, calls = private.get("__internal__.FuncGraph")("measures"), list[LossCall]()
+        with created_in(self._strategy), ambient.set(inlines=True, losses=calls), graph.as_default():
             x, y, weight = unpack_batch(placeholders(data))
             y_pred = placeholders(outputs)
             try:

@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasMetric, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, predicting
+from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, running
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
@@ -212,7 +212,7 @@ def needs_targets(arguments: Sequence[str]) -> str:
 def prediction(models: Nest, predict: Callable[[Batch], Nest] | None) -> Callable[[Batch], Nest]:
     """Return what predicts from a batch: the user's function, or the first model, which is called on `x`."""
     if predict is not None:
-        return lambda batch: predicting(lambda: predict(batch))
+        return running(None)(predict)
     first = next(part for part in flatten(models) if isinstance(part, keras.layers.Layer))
 
     def of_first(batch: Batch) -> Nest:

@@ -12,11 +12,11 @@ import tensorflow as tf
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
-from mirrorkit.train.keras_model.calling import predict_with, require_assignable, with_values
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.keras_model.calling import predict_with, require_assignable, value_scope
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, unpack_batch, with_known_shapes
-from mirrorkit.train.keras_model.seeds import draws_at
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import can, require
@@ -315,7 +315,7 @@ class Supervised:
         now = functools.partial(self.clock.outside, "predict", part)
         check = functools.partial(require_assignable, self.trained)
         if self._devices.has_copies:
-            with draws_at(lambda: tf.unstack(now().place())):
+            with ambient.set(numbers=lambda: tf.unstack(now().place())):
                 always = self._predicting.communicate
                 combine = functools.partial(run_and_combine, self.strategy, state, rows, self.outputs)
                 return combine(tables=self._in_place, always=always, stays=is_generator, check=check)
@@ -334,9 +334,9 @@ class Supervised:
         return predict_with(self.model, unpack_batch(rows).x)
 
     def _pure_outputs(self, values: Changing, rows: Nest) -> Nest:
-        with with_values(self.trained, values.weights, values.state) as assigned:
+        with value_scope(self.trained, values.weights, values.state) as scope:
             outputs = self.outputs(rows)
-        if lost := [path for key, path in assigned.items() if key not in set(map(id, self._layer_state.seeds))]:
+        if lost := [path for key, path in scope.paths.items() if key not in set(map(id, self._layer_state.seeds))]:
             raise self._assigned_outside(lost)
         return outputs
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.gathering import Gather, gathers_within, rows_of_all
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.reduce.gathering import Gather, rows_of_all
 from mirrorkit.train.step.options import Options
 
 
@@ -69,4 +70,4 @@ class WholeBatch(EachExample):
     @property
     def gather_within(self) -> Gather:
         """See `EachExample`; what gathers is set around the call of a pass, which is traced on each replica."""
-        return gathers_within() or rows_of_all
+        return ambient.gather or rows_of_all

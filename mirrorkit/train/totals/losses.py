@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,6 +11,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Loss, PerOutput
+from mirrorkit.train.ambient import ambient, replaces
 
 
 class LossCall(NamedTuple):
@@ -23,26 +23,12 @@ class LossCall(NamedTuple):
     weight: Any = None
 
 
-@contextmanager
-def noting_losses() -> Iterator[list[LossCall]]:
-    """Note which losses are called within the block, in order, and not what these call.
-
-    One that a function stands for is Keras's wrapper.
-    """
-    calls: list[LossCall] = []
-    around: list[Loss] = []
-
-    def noted(original: Any, loss: Loss, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not around:
-            calls.append(LossCall(loss, y, y_pred, sample_weight))
-        around.append(loss)
-        try:
-            return original(loss, y, y_pred, sample_weight=sample_weight)
-        finally:
-            around.pop()
-
-    with private.replace("Loss.__call__", noted):
-        yield calls
+@replaces("Loss.__call__", within="losses")
+def _noted(original: Any, loss: Loss, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Note which losses are called, in order; one that a function stands for is Keras's wrapper."""
+    ambient.losses.append(LossCall(loss, y_true, y_pred, sample_weight))
+    with ambient.set(losses=None):  # not those that it calls
+        return original(loss, y_true, y_pred, sample_weight=sample_weight)
 
 
 def log_names(model: KerasModel, calls: Sequence[LossCall]) -> list[str]:

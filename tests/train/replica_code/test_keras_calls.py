@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.strategy import first_replica
-from mirrorkit.train.replica_code.draws import wrap_draws
-from mirrorkit.train.replica_code.keras_calls import wrap_keras
-from mirrorkit.train.replica_code.scope import ReplicaScope, Share, running
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 
 Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
+
+
+@contextmanager
+def _running(share: Share) -> Iterator[None]:
+    scope = ReplicaScope(share, [], [], {})
+    with scope, ambient.set(scope=scope):
+        yield
 
 
 def _alone() -> Share:
@@ -23,13 +32,13 @@ def _alone() -> Share:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_loss_is_divided_by_the_replicas_elsewhere_only(strategy_of: Any, own: bool) -> None:
-    wrap_keras()
+    private.install()
     strategy = strategy_of("mirrored", 2)
 
     def on_replica() -> tf.Tensor:
         if not own:
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
-        with running(ReplicaScope(_alone(), [], [], {})):
+        with _running(_alone()):
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
 
     loss = tf.function(lambda: first_replica(strategy, strategy.run(on_replica)), autograph=False)()
@@ -37,8 +46,7 @@ def test_a_loss_is_divided_by_the_replicas_elsewhere_only(strategy_of: Any, own:
 
 
 def test_elsewhere_optimizers_metrics_and_draws_are_as_ever() -> None:
-    wrap_keras()
-    wrap_draws()
+    private.install()
     variable, mean = keras.Variable([1.0]), keras.metrics.Mean()
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])
@@ -59,11 +67,10 @@ DRAWS = {name: getattr(tf.random, name) for name in ("normal", "uniform", "trunc
 
 @pytest.mark.parametrize("name", [*DRAWS, "keras.random.normal"])
 def test_within_it_draws_repeat_and_differ_by_place_and_use(name: str) -> None:
-    wrap_draws()
     draw = getattr(tf.random, name) if name in DRAWS else keras.random.normal
 
     def twice(*place: int) -> Any:
-        with running(ReplicaScope(_at(*place), [], [], {})):
+        with _running(_at(*place)):
             given = tf.range(100) if name == "shuffle" else (100,)
             return draw(given), draw(given)
 

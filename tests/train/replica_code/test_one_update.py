@@ -15,7 +15,7 @@ from training_helpers import plain_dataset
 
 import mirrorkit as mk
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.pure_scope import NotAFunction
+from mirrorkit.train.replica_code.pure_step import NotAFunction
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
@@ -368,7 +368,7 @@ REASONS = {
     UpdatesTwice: "it makes several updates",
     UpdatesNothing: "it makes no update by an optimizer's apply",
     LogsItself: r"it logs \['last', 'loss'\], and the metrics are \['loss'\]",
-    Chooses: "an update is made within a tf.cond or a tf.while_loop",
+    Chooses: "an update is made within a tf.cond",
     Summarizes: "it calls tf.summary",
     TrainsAPart: "its optimizer is built for other weights than those of the model",
 }

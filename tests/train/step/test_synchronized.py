@@ -13,6 +13,7 @@ from training_helpers import THREE, keras_twin, largest_difference, plain_datase
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.reduce.reduction import all_reduce
@@ -211,7 +212,7 @@ def test_moments_and_both_derivatives_are_those_of_the_whole_batch(
 
     def on_replica() -> Any:
         number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        with keras_operations.without_waits():
+        with ambient.set(on_device=True):
             return _derivatives([x[:3], x[3:]][number], axes, keepdims, number + 1)
 
     run = tf.function(lambda: strategy.run(on_replica), autograph=False)
@@ -228,7 +229,7 @@ def test_synchronized_moments_are_at_most_twice_the_operations_of_plain_ones(str
 
     def operations(synchronized: bool) -> int:
         def on_replica(x: tf.Tensor) -> tf.Tensor:
-            with keras_operations.without_waits(), tf.GradientTape() as tape:
+            with ambient.set(on_device=True), tf.GradientTape() as tape:
                 tape.watch(x)
                 moments = keras.ops.moments(x, [0, 1, 2], synchronized=synchronized)
             return tape.gradient(moments, x)

@@ -13,7 +13,8 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.totals.losses import noting_losses
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.totals.losses import LossCall
 from mirrorkit.train.totals.shapes import loss_faults
 
 L = keras.layers
@@ -45,7 +46,8 @@ def fault(loss: Any, y: Any, y_pred: Any, weight: Any = None, dtype: Any = tf.fl
         y, y_pred, weight = (None if shape is None else tf.compat.v1.placeholder(kind, shape) for shape, kind in kinds)
     model = keras.Model()
     model.compile(loss=loss)
-    with tf.Graph().as_default(), noting_losses() as calls, contextlib.suppress(Exception):
+    calls = list[LossCall]()
+    with tf.Graph().as_default(), ambient.set(losses=calls), contextlib.suppress(Exception):
         model.compute_loss(None, y, y_pred, weight)
     return loss_faults(calls, ["loss"] * len(calls)).get("loss")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,40 @@ def _data(batch: int = 12) -> tf.data.Dataset:
 def test_a_layer_whose_call_is_a_tf_function_is_trained(where: Any, batch: int, strategy_of: Any) -> None:
     """A replica has four rows, as the sample that was checked before: the trace for these is not used again."""
     _as_keras(strategy_of(*where), Traced, _data(batch))
+
+
+class MeanOfTwo(keras.Sequential):  # type: ignore[misc]
+    """Updates twice, so that its step is run with variables."""
+
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, MeanOfTwo], ids=["one update", "two updates"])
+def test_another_thread_calls_a_tf_function_while_a_model_is_traced(kind: Any, strategy_of: Any) -> None:
+    """It is a graph there, and not Python that runs at once."""
+    eagerly: list[bool] = []
+
+    @tf.function
+    def of_another(x: tf.Tensor) -> tf.Tensor:
+        eagerly.append(tf.executing_eagerly())
+        return 2 * x
+
+    class Meanwhile(L.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(lambda: of_another(tf.constant(1.0))).result()
+            return x
+
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = kind([keras.Input((4,)), Meanwhile(), L.Dense(1)])
+        model.compile("sgd", "mse")
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    loop.fit(_data(), verbose=0)
+    loop.predict(_data())
+    assert eagerly == [False]
 
 
 def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
