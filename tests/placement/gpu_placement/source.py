@@ -22,7 +22,7 @@ _OF_THE_MODEL = {
         *("train/keras_model/calling", "train/keras_model/keras_operations"),
         *("train/replica_code/keras_calls", "train/replica_code/pure_step"),
         *("train/step/compiled_model", "train/step/functions", "train/totals/totals"),
-        "optim/functional",
+        *("optim/functional", "private"),
     )
 }
 _HERE = str(Path(mirrorkit.__file__).resolve().parent) + os.sep
