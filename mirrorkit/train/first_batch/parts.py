@@ -135,7 +135,7 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, *, with_functions: bo
     found: dict[str, list[str]] = {}
     if with_functions and not step.options.takes_batches:
         found = function_faults(step, some_rows(parts))
-    differences = [] if "rows" in unchecked else _differences(step, parts, what)
+    differences = _differences(step, parts, what)
     if differences:
         # Losses and layers explain gradients and logs; what neither explains is told as it is.
         found |= _blamed(step, parts, what, differences)
@@ -168,6 +168,8 @@ def _blamed(
 def _differences(step: Supervised | KerasStep, parts: Nest, what: FirstOf) -> list[tuple[str, str]]:
     """Say how parts of rows differ from all of them, for one set of rows after the other."""
     found: list[tuple[str, str]] = []
+    if isinstance(step, Supervised) and "rows" in step.options.unchecked:
+        return found
     for rows in _sets(step, parts):
         try:
             found += _between(step, rows, what)
