@@ -88,14 +88,6 @@ def test_rows_have_speeds_and_their_share_of_the_peak():
     assert "of_peak" not in single, "float32, which is compared with no peak"
 
 
-def test_what_others_published_is_told_with_the_limit_of_the_memory():
-    resnet, bert_large = known_models.published()
-    assert "2,375 images/s on one A100 40GB" in resnet
-    assert "5,117 on an H100 SXM and 7,331 on an H200 (reckoned, not measured)" in resnet
-    assert "62,156 tokens/s" in bert_large
-    assert "37% of the peak" in bert_large
-
-
 def test_each_group_has_loop_and_no_more_than_three_large_models():
     groups = known_models.plan("gpu", known_models.MODELS)
     assert [group.work for group in groups] == [*KNOWN, "resnet-50", "bert-base"]
@@ -141,32 +133,6 @@ def test_the_report_says_what_failed_and_what_was_left_out(monkeypatch, run):
     assert re.search(r"fit .*  no memory$", printed, re.MULTILINE)
     assert "2 rows were left out: they did not fit into 7 min." in printed
     assert "rehearsal" not in printed
-
-
-@pytest.mark.parametrize("options", ["", "--one-by-one"])
-def test_processes_start_together_or_one_by_one(options, monkeypatch, run):
-    pretended(monkeypatch, ["NVIDIA H200"])
-    asked = []
-
-    def measured(jobs, *, together, **_):
-        asked.append(together)
-        return {"Loop": Measured(error=LEFT_OUT)}
-
-    monkeypatch.setattr(known_models, "measure_in_turns", measured)
-    run(f"--models mnist_cnn {options}")
-    assert asked == [not options]
-
-
-def test_without_a_gpu_it_refuses_in_one_line(monkeypatch, run):
-    pretended(monkeypatch, [])
-    with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
-        run("")
-
-
-@pytest.mark.parametrize("options", ["--models vgg", "--minutes 0", "--repeats 0"])
-def test_mistakes_are_told_before_the_measurement(options, run):
-    with pytest.raises(SystemExit, match="was asked for"):
-        run(f"--devices cpu {options}")
 
 
 @pytest.mark.slow  # five trainings compile
