@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed_versions import needs_keras
 from training_helpers import fit_both, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -42,19 +41,6 @@ def classes(numbers: Any) -> tuple[np.ndarray, np.ndarray]:
     return x, np.digitize(y[:, 0], [-1.0, 4.0])
 
 
-def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
-    x, y = classes
-    weight = np.linspace(0, 3, 60).astype("float32")
-    options = {
-        "loss": "sparse_categorical_crossentropy",
-        "metrics": ["accuracy"],
-        "weighted_metrics": ["accuracy", "sparse_categorical_crossentropy"],
-    }
-    found = _fit_both(make_loop, _probabilities, plain_dataset(x, y, weight, batch=20), **options)
-    assert "weighted_accuracy" in found
-    assert found["weighted_accuracy"] != found["accuracy"]
-
-
 def test_weights_of_positions_count_as_in_keras(make_loop: Any) -> None:
     def net() -> Any:
         return sequential((5, 4), L.Dense(3, activation="softmax"))
@@ -84,13 +70,6 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     history = loop.fit(data, class_weight={1: 3.0}, verbose=0).history
     crossentropy = -np.log(before[np.arange(60), y])
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
-
-
-@needs_keras((3, 16), "a weight of 1 for classes that class_weight leaves out")
-@pytest.mark.parametrize("class_weight", [{0: 3, 2: 0.5}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
-def test_classes_without_a_weight_weigh_1(class_weight: dict[int, float], make_loop: Any, classes: Any) -> None:
-    loss = "sparse_categorical_crossentropy"
-    _fit_both(make_loop, _probabilities, plain_dataset(*classes, batch=20), loss=loss, class_weight=class_weight)
 
 
 def test_masked_steps_do_not_count(make_loop: Any) -> None:
