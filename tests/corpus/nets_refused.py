@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from entries import BATCH, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, net, recipe, split
-from nets_dense import regression
+from entries import BATCH, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
+from nets_dense import classes, regression
 from nets_own_steps import embedding_net
 from nets_sequences import LENGTH, WORDS, series, transformer
 
