@@ -122,18 +122,6 @@ def test_a_worker_counts_the_rows_that_it_reads(strategy_of, as_worker, worker, 
     assert set(itertools.chain.from_iterable(read)) <= {*own, *(7 + i for i in own)}
 
 
-def test_a_rate_is_own_rows_by_the_fastest_time(strategy_of, monkeypatch):
-    """50 batches of 6 rows in 0.3, 0.25, 0.5 s; a measurement is as many batches as take 0.25 s."""
-    monkeypatch.setattr(module, "_SECONDS", 0.25)
-    strategy = strategy_of("mirrored", 2)
-    alone = InputAlone(strategy, mk.data.batches(numbered(600), global_batch_size=6))
-    times = iter([9.0, 0.01, 9.0, 0.3, 0.25, 0.5])  # compiles; two batches; what was prefetched; three measurements
-    asked = []
-    monkeypatch.setattr(alone, "seconds", lambda batches: (asked.append(batches), next(times))[1])
-    assert alone.rates(repeats=3) == [pytest.approx(6 * 50 / 0.25)]
-    assert asked == [1, 2, 50, 50, 50, 50]
-
-
 # --- the variants of a step, by the anatomy that is made of them: what is slow is found, and nothing is changed
 
 
@@ -191,19 +179,3 @@ def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, 
     assert found.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
     with pytest.raises(StepError, match="accumulate=2"):
         anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)
-
-
-@pytest.mark.slow
-def test_a_heavy_model_on_resident_data_is_not_input_bound(strategy_of):
-    strategy = strategy_of("one_device", 1)
-    with strategy.scope():
-        layers = [keras.Input((4,)), *(keras.layers.Dense(400) for _ in range(4)), keras.layers.Dense(1)]
-        model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"))
-    data = mk.data.resident(split(4097), global_batch_size=256, shuffle=True)  # the one more is no obstacle
-    # 0.02 where it is quiet; other programs on the cores make differences uncertain, but not each time.
-    each = (anatomy(loop, data, repeats=2) for _ in range(6))
-    found = next((one for one in each if one.shares["input"] < 0.3), None)
-    assert found is not None, "the input of resident data took 0.3 of the step or more in each of six measurements"
-    assert found.input_alone < 0.3 * found.parts["compute"]
-    assert found.workers == [pytest.approx(max(found.input_alone, found.parts["compute"]))]

@@ -174,21 +174,6 @@ def test_no_whole_number_of_turns_is_refused(repeats):
 # --- layouts: which replicas, and the processes that make them up
 
 
-def test_layouts_of_workers_find_each_other_on_cores_of_their_own():
-    alone, two = Topology.of("workers", 1), Topology.of("workers", 2)
-    assert alone == Topology("one_device", "workers", 1)
-    (member,) = alone.members(batch_size=8)
-    assert (member.arguments["devices"], member.core) == ("cpu:1", 0)
-    first, second = two.members(batch_size=8)
-    assert (first.core, second.core) == (0, 1)
-    assert first.arguments == {"batch_size": 8, "kind": "multi_worker", "devices": None}
-    configs = [json.loads(member.environment["TF_CONFIG"]) for member in (first, second)]
-    assert [config["task"]["index"] for config in configs] == [0, 1]
-    assert configs[0]["cluster"] == configs[1]["cluster"]
-    assert first.answers
-    assert second.answers
-
-
 def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
     members = Topology("parameter_server", "workers", 2).members()
     tasks = [json.loads(member.environment["TF_CONFIG"])["task"]["type"] for member in members]
@@ -236,17 +221,6 @@ def test_a_report_prints_everything_and_its_json_holds_every_measurement(tmp_pat
 def drawn(chart: Chart) -> Axes:
     (axis,) = chart.figure().axes
     return axis
-
-
-def test_points_stand_at_their_values_on_an_axis_from_zero():
-    axis = drawn(Chart("speed", ["1", "2", "4"], {"strong": [100.0, 200.0, 400.0]}, x_label="n", y_label="images/s"))
-    (line,) = axis.lines
-    assert line.get_xydata().tolist() == [[0, 100], [1, 200], [2, 400]]
-    assert axis.get_ylim()[0] == 0
-    assert axis.get_ylim()[1] >= 400
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4"]
-    assert (axis.get_title(), axis.get_xlabel(), axis.get_ylabel()) == ("speed", "n", "images/s")
-    assert axis.get_legend() is None
 
 
 def test_bars_are_as_long_as_their_values_and_ranges_cross_them():

@@ -241,29 +241,6 @@ def test_files_that_cannot_be_read_are_a_file_error(tmp_path, monkeypatch):
         data.load("mnist", data_dir=folder)
 
 
-real = pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs real data: set MIRRORKIT_DATA")
-REAL = os.environ.get("MIRRORKIT_DATA", "")
-
-
-@pytest.mark.slow
-@real
-@pytest.mark.parametrize(
-    ("name", "shape", "counts"), [("mnist", (28, 28, 1), (60000, 10000)), ("cifar10", (32, 32, 3), (50000, 10000))]
-)
-def test_real_data(name, shape, counts):
-    loaded = data.load(name, data_dir=REAL)
-    for split, count in zip((loaded.train, loaded.test), counts, strict=True):
-        assert split.images.shape == (count, *shape)
-        assert split.images.dtype == np.uint8
-        assert split.labels.shape == (count,)
-        assert split.labels.dtype == np.int64
-        assert set(split.labels) == set(range(10))
-    if name == "mnist":
-        assert loaded.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    else:
-        assert (np.bincount(loaded.train.labels) == 5000).all()
-
-
 # --- CIFAR's two layouts: a file that is cut short is named, and only the published pickles are unpickled
 
 

@@ -95,21 +95,6 @@ def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
     assert any(problem.startswith("train: blocks: Where (") for problem in stray_problems)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
-def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
-    def make_step() -> Any:
-        model = keras.Sequential([keras.Input((5, 6)), layer(4, use_cudnn=False), keras.layers.Dense(1)])
-        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse")
-
-    x = np.zeros((32, 5, 6), np.float32)
-    data = mk.data.batches(mk.data.arrays(x, x[:, 0, :1]), global_batch_size=8)
-    train = _report(make_step, data, "gpu:2")["train"]
-    assert train.step.loops == 2 * 2  # forward and backward, on two devices
-    assert train.step.without_kernel == []
-    assert train.step.kernels["GPU:0", "MatMul"] >= 2 * 2 + 2  # of the two kernels of a gate, and of Dense
-
-
 def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     def make_step() -> Any:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])

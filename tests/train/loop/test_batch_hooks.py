@@ -15,7 +15,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.loop.callbacks import acting_on_batches
 
-L = keras.layers
 STEPS = 5  # of 12 examples, in an epoch
 
 
