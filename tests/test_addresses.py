@@ -113,12 +113,10 @@ def test_the_doctor_writes_to_an_address_and_leaves_nothing() -> None:
 # --- objects at an address: calls that are tried again, new objects, what is not installed
 
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-
-
 @pytest.fixture
 def storage() -> Any:
     """A folder in memory, empty at the beginning."""
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     system = fsspec.filesystem("memory")
     system.store.clear()
     yield ObjectStorage("memory://bucket/folder/")
@@ -187,6 +185,7 @@ def test_what_does_not_pass_is_raised(storage: ObjectStorage, monkeypatch: Any) 
 
 
 def test_folders_of_a_local_address_are_made(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     storage = ObjectStorage(f"file://{tmp_path}/new/run")
     assert storage.names() == []
     storage.write("a", b"1")

@@ -172,13 +172,11 @@ def test_an_error_within_the_data_names_the_address(bucket, tmp_path):
 # --- what is read through fsspec's cache of whole files: of the right version, whole, and by several at once
 
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-pytest.importorskip("fcntl", reason="this system has no file locks")
-
 CONTENT = bytes(range(1, 251)) * 4
 
 
 def put(bucket: Any, content: bytes = CONTENT) -> RemoteFile:
+    pytest.importorskip("fcntl", reason="this system has no file locks")
     bucket.pipe("/bucket/a", content)
     (file,) = matching("filecache::memory://bucket/a")
     return file

@@ -74,10 +74,6 @@ def test_a_bit_that_differs_and_a_torn_checkpoint_are_seen(tmp_path: Path) -> No
 # --- two workers whose checkpoints go to an S3 server behind a bad network: killed, they end as if nothing had been
 
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-pytest.importorskip("moto.server", reason="moto is not installed")
-
-
 TRAINING = Path(__file__).with_name("killed_training.py")
 ADDRESS = "s3://bucket/run"
 EPOCHS = 2
@@ -96,6 +92,8 @@ def newest() -> int:
 @pytest.mark.timeout(1200)
 def test_kills_within_uploads_change_no_bit_and_leave_nothing_that_cannot_be_read(tmp_path: Path) -> None:
     """Connections break, answers are 503, and uploads are slow."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    pytest.importorskip("moto.server", reason="moto is not installed")
     log = tmp_path / "log"
     jobs.finished(tmp_path, TRAINING, "--out", tmp_path / "unbroken", "--epochs", EPOCHS)
     options = ("--folder", ADDRESS, "--log", log, "--out", tmp_path / "killed", "--epochs", EPOCHS)

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 # --- checkpoints beside a run that saves, and in stores that fail: what is whole is found, and errors say what failed
 
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-
 ADDRESS = "memory://bucket/run"
 
 
@@ -38,6 +36,7 @@ ADDRESS = "memory://bucket/run"
 def system(monkeypatch: Any) -> Iterator[Any]:
     """The class of a store in memory, empty at the beginning; what fails there is not tried for long."""
     monkeypatch.setattr(object_storage, "_WAITS", (0.0,))
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     made = fsspec.filesystem("memory")
     made.store.clear()
     yield type(made)
