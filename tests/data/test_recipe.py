@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_helpers import SPLIT, assert_same, collect, contexts
 
@@ -95,6 +95,7 @@ def test_recipes_whose_examples_have_numbers_have_one_order():
 # --- which rows each worker reads; test_preparation.py has every kind of recipe on several workers
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 4))
 def test_a_worker_has_the_rows_of_its_replicas(size, workers, each):
     sizes = batching.per_replica_sizes(size, workers * each)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirrorkit import data
@@ -93,6 +93,7 @@ def test_labels_may_be_left_out():
     assert data.arrays((PIXELS, LABELS), None).as_element()[0][1] is LABELS
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1), st.integers(10, 12))
 def test_class_indices_is_the_inverse_of_one_hot(labels, num_classes):
     rows = data.one_hot(np.array(labels), num_classes)
