@@ -123,7 +123,7 @@ IMPROVEMENTS = (
         "tensorflow.python.util._pywrap_util_port",
         "IsMklEnabled",
         "devices/onednn.py",
-        "test_onednn.py",
+        "test_verification.py",
         "whether TensorFlow uses oneDNN",
         "nothing says that oneDNN is off",
     ),
@@ -184,7 +184,7 @@ NEEDS = (
         "optimizer.iterations",
         "_value _shape _ndim _path _name",
         "optim/functional.py, optim/other_weights.py",
-        "test_other_weights.py",
+        "test_by_rows.py",
         "Keras variables that stand for weights of other shapes",
     ),
     Names(
@@ -192,7 +192,7 @@ NEEDS = (
         "_exclude_from_weight_decay_cache _is_excluded_from_weight_decay _model_variables_moving_average"
         " _weight_decay_by_var_key",
         "optim/functional.py, optim/other_weights.py",
-        "test_other_weights.py",
+        "test_by_rows.py",
         "which weights decay, and averages of the weights",
     ),
     Names(
@@ -360,7 +360,7 @@ NEEDS = (
         "keras.callbacks.EarlyStopping",
         "_set_monitor_op",
         "train/loop/monitors.py",
-        "test_monitors.py",
+        "test_callback_list.py",
         "the sign of `min_delta`, which Keras flips once",
     ),
     Names(

@@ -39,14 +39,14 @@ MECHANISMS = (
         "mirrorkit/data/worker_rows.py",
         "first = context.input_pipeline_id * here",
         "first = 0",
-        "tests/data/test_worker_rows.py",
+        "tests/data/test_recipe.py",
     ),
     Mechanism(
         "the order of the examples follows from the seed",
         "mirrorkit/data/order.py",
         "key=[self.seed, epoch]",
         "key=[0, epoch]",
-        "tests/data/test_order.py",
+        "tests/data/test_recipe.py",
     ),
     Mechanism(
         "a checkpoint gets its name when it is whole",
@@ -102,7 +102,7 @@ MECHANISMS = (
         "mirrorkit/train/step/accumulation.py",
         "v.assign_add(value).op",
         "v.assign(value).op",
-        "tests/train/step/test_accumulation.py",
+        "tests/train/step/test_global_batch.py",
     ),
     Mechanism(
         "replicas that have drifted apart are found",

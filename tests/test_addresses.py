@@ -1,7 +1,9 @@
-"""Every path that mirrorkit writes to takes an address, or refuses it by name; no folder "s3:" comes into being."""
+"""Addresses: which paths may be one, and the objects of a store."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
+from mirrorkit import object_storage
 from mirrorkit._keras import keras
-from mirrorkit.doctor import storage
+from mirrorkit.doctor import storage as examination
 from mirrorkit.errors import ArgumentError
-from mirrorkit.object_storage import require_local
+from mirrorkit.object_storage import ObjectStorage, require_local
 from mirrorkit.train.loop.callback_paths import require_writable
+
+# --- every path that mirrorkit writes to takes an address, or refuses it by name; no folder "s3:" comes into being
+
 
 ROWS = np.ones((4, 2), "float32")
 LOCAL = {  # which write to local paths alone
@@ -30,7 +36,7 @@ BY_TENSORFLOW = {  # which take what TensorFlow opens
 ANY = {  # which take what fsspec opens
     "Checkpoints": mk.train.Checkpoints,
     "export": lambda path: mk.train.export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), path),
-    "doctor": lambda path: list(storage.checkpoints(path)),
+    "doctor": lambda path: list(examination.checkpoints(path)),
 }
 
 
@@ -98,7 +104,99 @@ def test_other_addresses_of_a_callback_are_its_own_affair() -> None:
 
 def test_the_doctor_writes_to_an_address_and_leaves_nothing() -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-    (found,) = storage.checkpoints("memory://doctor/runs")
+    (found,) = examination.checkpoints("memory://doctor/runs")
     assert (found.status, found.name) == ("ok", "checkpoints")
     assert found.found == "memory://doctor/runs: an object was written and removed"
     assert not fsspec.filesystem("memory").find("/doctor")
+
+
+# --- objects at an address: calls that are tried again, new objects, what is not installed
+
+
+@pytest.fixture
+def storage() -> Any:
+    """A folder in memory, empty at the beginning."""
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield ObjectStorage("memory://bucket/folder/")
+    system.store.clear()
+
+
+def test_objects(storage: ObjectStorage, tmp_path: Path) -> None:
+    assert storage.names() == []
+    (tmp_path / "file").write_bytes(b"one")
+    storage.upload(tmp_path / "file", "one")
+    storage.write("two", b"2")
+    ObjectStorage("memory://bucket/folder/within").write("three", b"3")
+    assert storage.names() == ["one", "two"], "those of folders within are not of this one"
+    assert storage.paths() == ["one", "two", "within/three"]
+    assert ObjectStorage("memory://bucket/folder/one").paths() == [""]
+    assert ObjectStorage("memory://bucket/fold").paths() == []
+    storage.download("one", tmp_path / "again", 3)
+    assert (tmp_path / "again").read_bytes() == storage.read("one") == b"one"
+    storage.remove("one")
+    storage.remove("one")
+    assert storage.names() == ["two"]
+    with pytest.raises(FileNotFoundError):
+        storage.read("one")
+
+
+def test_what_the_network_makes_fail_is_tried_again(storage: ObjectStorage, monkeypatch: Any) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(object_storage.time, "sleep", waits.append)
+    system = type(storage._system)
+    failures = iter([ConnectionError("reset"), OSError("503 Slow Down"), None, ConnectionError("the answer was lost")])
+    pipe = system.pipe_file
+
+    def pipe_file(self: Any, *args: Any, **options: Any) -> None:
+        failure = next(failures, None)
+        if failure is not None and "lost" not in str(failure):
+            raise failure
+        pipe(self, *args, **options)
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(system, "pipe_file", pipe_file)
+    drawn = random.getstate()
+    storage.write("a", b"1")
+    assert (storage.read("a"), len(waits)) == (b"1", 2)
+    assert random.getstate() == drawn, "the seeds that Keras draws do not depend on the network"
+    assert storage.create("b", b"mine"), "the call that was made again finds its own object"
+    assert not storage.create("b", b"theirs")
+    assert 0.5 * 0.5 <= waits[0] <= 1.5 * 0.5 <= 1.5 * waits[1]
+
+
+def test_what_does_not_pass_is_raised(storage: ObjectStorage, monkeypatch: Any) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(object_storage.time, "sleep", waits.append)
+
+    def fails(*args: Any, **options: Any) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(type(storage._system), "pipe_file", fails)
+    with pytest.raises(PermissionError):
+        storage.write("a", b"1")
+    assert not waits
+    monkeypatch.setattr(type(storage._system), "ls", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        storage.names()
+    assert len(waits) == 5
+
+
+def test_folders_of_a_local_address_are_made(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
+    storage = ObjectStorage(f"file://{tmp_path}/new/run")
+    assert storage.names() == []
+    storage.write("a", b"1")
+    assert (tmp_path / "new" / "run" / "a").read_bytes() == b"1"
+
+
+def test_what_is_not_installed_is_named(monkeypatch: Any) -> None:
+    for address, words in (("gs://bucket/run", "gcsfs"), ("nowhere://run", "Protocol not known: nowhere")):
+        monkeypatch.setitem(sys.modules, "gcsfs", None)
+        with pytest.raises(ArgumentError, match=f"{address} .*{words}"):
+            ObjectStorage(address)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ArgumentError, match="pip install fsspec"):
+        ObjectStorage("s3://bucket/run")

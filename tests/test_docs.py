@@ -1,7 +1,8 @@
-"""Every Python block of README and docs is run, prints show what the page says, and links and the navigation hold."""
+"""The pages: links, commands, code and dates."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 import re
@@ -13,18 +14,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
+from claims import MEASURED, PAGES, checked, compares, main
 from pages import put_between
 
 import mirrorkit
 from mirrorkit.data import sources
 
+# --- every Python block of README and docs is run, prints show what the page says, and links and the navigation hold
+
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FIRST_READ = ("README.md",)  # the other pages run in the slow set
 OWN_PROCESS = ("devices.md", "watching.md")  # settings before TensorFlow has started; what MLflow and W&B leave behind
 NOT_RUN = {  # blocks marked `py`, and where their code is run instead
-    "checkpoints.md": "addresses of buckets: tests/train/checkpoints/test_bucket.py, tests/kills/test_bucket_kills.py",
+    "checkpoints.md": "addresses of buckets: tests/train/checkpoints/test_bucket.py, tests/kills/test_kills.py",
     "checks.md": "it changes the whole process: tests/test_reproducible.py",
     "examples.md": "they show the examples: tests/test_examples.py",
     "multi-worker.md": "a strategy of real workers: tests/multiworker",
@@ -230,3 +234,38 @@ def test_each_cell_of_the_comparison_names_its_source():
     assert len(compared) > 10
     cells = [cell.strip() for row in compared[1:] for cell in row.strip("|").split("|")[1:]]
     assert [cell for cell in cells if "](" not in cell] == []
+
+
+# --- pages that compare mirrorkit with other projects say with which versions, and when that was checked
+
+
+TODAY = datetime.date(2026, 11, 27)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if compares(page.read_text())], ids=lambda page: page.name)
+def test_a_comparison_says_when_it_was_checked(page):
+    if page.name in MEASURED:
+        assert re.search(r"\b202\d-\d\d-\d\d\b", page.read_text())
+    else:
+        lines = checked(page.read_text())
+        assert lines, f"{page.name} lacks a line such as 'Checked on {TODAY}: Keras 3.15.1.'"
+        assert all(re.search(r"[a-z] \d+\.\d+", what) for _, what in lines), "no version"
+        assert all(date <= datetime.date.today() for date, _ in lines)
+
+
+def test_comparisons_are_found():
+    found = {page.name for page in PAGES if compares(page.read_text())}
+    assert {"why.md", "ddp.md", "differences.md", "porting.md", "containers.md"} | MEASURED <= found
+    assert compares("text\n\n| | Horovod | mirrorkit |\n|---|---|\n| for | all |\n")
+    assert not compares("| what | how |\n|---|---|\n| Horovod | mirrorkit |\n")
+
+
+def test_claims_older_than_a_year_are_listed(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("text\n\nChecked on 2025-11-26: Keras 3.12,\nHorovod 0.28.1.\n\nChecked on 2025-11-27: orbit 2.\n")
+    assert main([page], TODAY) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "OLD 2025-11-26 page.md: Keras 3.12, Horovod 0.28.1.",
+        "2025-11-27 page.md: orbit 2.",
+    ]
+    assert main([page], TODAY - datetime.timedelta(1)) == 0

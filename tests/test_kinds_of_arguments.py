@@ -146,12 +146,6 @@ def test_numpys_are_switches_and_numbers() -> None:
     assert len(list(batches.dataset())) == 2
 
 
-def test_a_number_of_classes_is_a_whole_number(tmp_path: Any) -> None:
-    with pytest.raises(MirrorkitError, match="num_classes"):
-        mk.data.write_records(_DIGITS, tmp_path, num_classes=float("nan"))
-    assert not list(tmp_path.iterdir())
-
-
 _TOO_LARGE = np.array([0, 1, 2**63], np.uint64)
 
 

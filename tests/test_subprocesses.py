@@ -1,14 +1,17 @@
+"""Child processes, stop signals, CPU cores, and systems without POSIX."""
+
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mirrorkit import subprocesses
+from mirrorkit import processor, stop_signals, subprocesses
 
 
 def test_the_same_mirrorkit_comes_first_on_the_path():
@@ -52,3 +55,109 @@ with Remote("statistics:NormalDist", {"mu": 3.0}, timeout=50) as remote:
     environment = {**subprocesses.with_mirrorkit(os.environ), "CODE": code}
     command = f'exec {sys.executable} -c "$CODE" <&- >&-'
     assert subprocess.call(["sh", "-c", command], env=environment, cwd=tmp_path, timeout=60) == 0
+
+
+@pytest.fixture
+def sigterm():
+    """SIGTERM as it was, after the test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield signal.SIGTERM
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_signals_are_caught_and_put_back(sigterm):
+    first, second = [], []
+    signal.signal(sigterm, lambda number, frame: first.append(number))
+    before = stop_signals.catch([sigterm], lambda number, frame: second.append(number))
+    os.kill(os.getpid(), sigterm)
+    assert (first, second) == ([], [sigterm])
+    stop_signals.put_back(before)
+    os.kill(os.getpid(), sigterm)
+    assert (first, second) == ([sigterm], [sigterm])
+    signal.signal(sigterm, signal.SIG_DFL)
+    stop_signals.put_back(before)  # does nothing the second time
+    assert signal.getsignal(sigterm) is signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored(sigterm):
+    signal.signal(sigterm, signal.SIG_IGN)
+    assert stop_signals.catch([sigterm], lambda number, frame: None) == {}
+    assert signal.getsignal(sigterm) is signal.SIG_IGN
+
+
+def test_only_the_main_thread_catches(sigterm):
+    before = signal.getsignal(sigterm)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(stop_signals.catch, [sigterm], lambda number, frame: None).result() == {}
+        assert not pool.submit(stop_signals.can_catch).result()
+    assert stop_signals.can_catch()
+    assert signal.getsignal(sigterm) is before
+
+
+def test_a_handler_that_python_did_not_install_becomes_the_default(sigterm):
+    stop_signals.put_back({sigterm: None})
+    assert signal.getsignal(sigterm) is signal.SIG_DFL
+
+
+TWO_CORES = """processor\t: 0
+model name\t: AMD EPYC 9654
+flags\t\t: fpu sse2 avx avx2 {more}
+
+processor\t: 1
+model name\t: AMD EPYC 9654
+flags\t\t: fpu sse2 avx avx2 {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "vectors"), [("", "AVX2"), ("avx512f", "AVX-512"), ("avx512f avx512_vnni", "AVX-512 VNNI")]
+)
+def test_the_model_names_the_widest_vectors(tmp_path, monkeypatch, more, vectors):
+    info = tmp_path / "cpuinfo"
+    info.write_text(TWO_CORES.format(more=more))
+    monkeypatch.setattr(processor, "_INFO", info)
+    assert processor.model() == f"AMD EPYC 9654 ({vectors})"
+    assert processor.flags() == {"fpu", "sse2", "avx", "avx2", *more.split()}
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(processor.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda pid: {0, 5, 7}, raising=False)
+    assert processor.cores() == 3
+    monkeypatch.delattr(processor.os, "sched_getaffinity")
+    assert processor.cores() == 64
+
+
+def test_where_linux_tells_nothing_python_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(processor, "_INFO", tmp_path / "no-such-file")
+    monkeypatch.setattr(processor.platform, "processor", lambda: "arm")
+    assert processor.model() == "arm"
+    assert processor.flags() == frozenset()
+
+
+# --- what is used without POSIX: signals, process groups and modules that Windows does not have
+
+
+WITHOUT = """
+import os, runpy, signal, sys
+
+for name in ("SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGSTOP", "SIGCONT", "SIGCHLD"):
+    delattr(signal, name)
+for name in ("killpg", "getpgid", "setsid", "sched_getaffinity", "sched_setaffinity", "sysconf", "geteuid", "getuid"):
+    delattr(os, name)
+for name in ("fcntl", "resource", "termios", "pwd", "grp"):
+    sys.modules[name] = None  # an import of it fails
+
+import mirrorkit as mk
+
+for name in mk.__all__:
+    getattr(mk, name)
+sys.argv[1:] = ["devices", "--devices", "cpu:2"]
+runpy.run_module("mirrorkit", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow  # a process of its own; it may be any of its modules that fails
+def test_every_module_loads_and_devices_runs(run_python):
+    lines = run_python(WITHOUT).stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [[f"/device:CPU:{i}", "computes", "correctly"] for i in (0, 1)]

@@ -9,7 +9,7 @@ A step is a pure function of its variables' values, which TensorFlow traces. Whi
 
 So only variables are given devices, and forward pass, backward pass and update follow. The model is not rewritten.
 Where TensorFlow should name backward operations otherwise one day, results stay the same and these operations follow
-their inputs; `tests/parallel/test_executed_operations.py` counts what ran on which device.
+their inputs; `tests/parallel/test_placed_training.py` counts what ran on which device.
 """
 
 from __future__ import annotations

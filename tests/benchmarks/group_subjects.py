@@ -1,4 +1,4 @@
-"""What tests/benchmarks/test_group.py lets live in other processes."""
+"""What tests/benchmarks/test_benchmark_harness.py lets live in other processes."""
 
 from __future__ import annotations
 

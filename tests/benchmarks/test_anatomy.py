@@ -1,12 +1,21 @@
-"""The parts of a step from timings that are made up, the verdict, and refusals."""
+"""The anatomy of a step: its parts from timings, the verdict, and the input without a training."""
 
 from __future__ import annotations
 
+import itertools
+import time
+
+import anatomy as module
+import numpy as np
 import pytest
-from anatomy import Anatomy, anatomy, parts_of, without_dispatch
+import tensorflow as tf
+from anatomy import Anatomy, InputAlone, Variants, anatomy, parts_of, without_dispatch
 
 import mirrorkit as mk
+from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+
+# --- the parts of a step from timings that are made up, the verdict, and refusals
 
 
 def make_anatomy(**parts):
@@ -67,3 +76,106 @@ def test_the_parts_of_a_users_own_step_are_unknown(strategy_of):
 
     with pytest.raises(StepError, match="parts of Own"):
         anatomy(mk.train.Loop(strategy_of("mirrored", 2), Own()), None)
+
+
+# --- the input without a training: which rows a worker reads and counts, and the rates made of them
+
+
+def numbered(examples):
+    """The number of an example is its input."""
+    return mk.data.arrays(np.arange(examples, dtype=np.float32)[:, None], np.zeros([examples, 1], np.float32))
+
+
+def numbers_of(strategy, rows):
+    return [part.numpy().ravel().tolist() for part in strategy.experimental_local_results(rows[0])]
+
+
+@pytest.fixture
+def as_worker(monkeypatch):
+    """Lets a strategy of one replica read as one worker of several does."""
+
+    def use(worker, workers):
+        context = tf.distribute.InputContext(workers, worker, workers)
+        monkeypatch.setattr("mirrorkit.train.input.input.input_context", lambda strategy: context)
+
+    return use
+
+
+@pytest.mark.parametrize(("worker", "own"), [(0, [0, 1, 2]), (2, [6])])
+def test_a_worker_counts_the_rows_that_it_reads(strategy_of, as_worker, worker, own):
+    as_worker(worker, 3)
+    strategy = strategy_of("one_device", 1)
+    read = []
+
+    def look(x, y):
+        with tf.control_dependencies([tf.numpy_function(lambda x: read.append(x.ravel().tolist()), [x], [])]):
+            return tf.identity(x), y
+
+    recipe = mk.data.batches(numbered(14), global_batch_size=7, map=look)
+    recipe.dataset()  # looks at the map, once
+    read.clear()
+    alone = InputAlone(strategy, recipe)
+    assert numbers_of(strategy, alone.rows) == [own]
+    assert alone.own == len(own)
+    alone.seconds(1)
+    assert own in read
+    assert set(itertools.chain.from_iterable(read)) <= {*own, *(7 + i for i in own)}
+
+
+# --- the variants of a step, by the anatomy that is made of them: what is slow is found, and nothing is changed
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS", 0.1)
+
+
+def make_loop(strategy, **options):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam()
+    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", **options))
+
+
+def split(examples):
+    generator = np.random.default_rng(0)
+    return mk.data.arrays(generator.random([examples, 4], np.float32), generator.random([examples, 1], np.float32))
+
+
+@pytest.mark.slow
+def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_of):
+    """A batch takes 10 ms to make, one after the other, where a step of four weights takes about one.
+
+    An epoch holds one update of two whole batches, which is measured again and again, and a smaller batch.
+    """
+    strategy = strategy_of("mirrored", 2)
+    loop = make_loop(strategy, accumulate=2)
+
+    def slow(x, y):
+        with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.01) or 0.0, [], tf.float32)]):
+            return tf.identity(x), y
+
+    data = tf.data.Dataset.from_tensor_slices((split(23).images, split(23).labels)).batch(8).map(slow)
+    trained = [copy for v in loop.step.variables for copy in strategy.experimental_local_results(v.value)]
+    before = [copy.numpy() for copy in trained]
+    found = anatomy(loop, data, repeats=2)
+    assert found.bound == "input"
+    assert found.shares["input"] > 0.5
+    assert found.seconds > 0.018
+    assert found.input_alone > 0.018
+    assert found.input_rates[0] < 8 / 0.009
+    assert found.examples_per_second < 8 / 0.009
+    assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, trained, strict=True))
+
+
+@pytest.mark.slow
+def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, monkeypatch):
+    """Two batches of 8 in 50 ms of input alone, and in 100 ms of the whole step; the rest takes no time."""
+    times = {"input": 0.05, "whole": 0.1}
+    monkeypatch.setattr(Variants, "seconds", lambda self, name, steps: times.get(name, 1e-9))
+    loop = make_loop(strategy_of("one_device", 1), accumulate=2)
+    found = anatomy(loop, mk.data.batches(split(64), global_batch_size=8), repeats=1)
+    assert found.input_rates == [pytest.approx(16 / 0.05)]
+    assert found.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
+    with pytest.raises(StepError, match="accumulate=2"):
+        anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 
 import gpu
 import on_gpus.plan
 import pytest
+import tensorflow as tf
 from harness.measure import LEFT_OUT, Measured
 from on_gpus import processes
 from on_gpus.plan import plan
@@ -16,7 +16,7 @@ from on_gpus.plan import plan
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-ROOT = Path(__file__).parents[2]
+# --- examples/benchmarks/gpu.py: its report, on measurements that are made up; and one whole rehearsal
 
 
 def test_speeds_are_multiples_of_fit_where_it_was_measured():
@@ -108,13 +108,6 @@ def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
         run()
 
 
-@pytest.mark.parametrize("option", ["repeats", "examples", "global-batch-size"])
-def test_a_number_of_0_is_a_mistake_and_not_the_default(pretended, run, option):
-    pretended(["H200"])
-    with pytest.raises(SystemExit, match=f"{option.replace('-', '_')}=0 was asked for"):
-        run(f"--{option}", "0")
-
-
 def linear_step():
     net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -149,3 +142,30 @@ def test_a_rehearsal_measures_everything(run_benchmark, capsys, monkeypatch):
     assert {row["implementation"] for row in rows if row["part"] == "all-reduce"} >= {"auto", "hierarchical"}
     assert "A rehearsal on virtual CPU devices" in capsys.readouterr().out
     assert title == "Scaling"
+
+
+# --- what of a comparison on GPUs can be seen without one: weights come close, and a net for which they do not
+
+
+@pytest.mark.slow
+def test_weights_on_two_devices_come_close_and_a_net_that_depends_on_the_cut_is_found(monkeypatch):
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    nets = {"kind": "mirrored", "devices": "cpu:2", "steps": 3}
+    (row,) = processes.closeness(**nets, tf32=[False])
+    assert row["n"] == 3
+    assert row["difference"] == row["values"][-1] < 1e-5
+    assert row["within"]
+    assert row["copies_agree"]
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()
+
+    def with_batch_statistics():
+        layers = [keras.layers.Flatten(), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+        net = keras.Sequential([keras.Input((16, 16, 1)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return mk.train.Step(net, keras.optimizers.SGD(0.01), loss=loss)
+
+    monkeypatch.setattr(processes, "_smooth_step", with_batch_statistics)
+    (row,) = processes.closeness(**nets, tf32=[True])
+    assert not row["within"]
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = "--rounds 2 --turns 2 --epochs 1 --steps 2"
 
 
 @pytest.fixture
@@ -54,34 +53,6 @@ def test_the_page_names_the_kinds_as_they_are(script, monkeypatch):
     nets = [kind.model() for kind in models.BATCH_NORM.values()]
     norms = [[layer for layer in net.layers if "synchronized" in layer.get_config()] for net in nets]
     assert [[layer.synchronized for layer in layers] for layers in norms] == [[True] * 20, [False] * 20]
-
-
-def lines_of(script, measured, rows):
-    about = {"command": "python b.py --kinds lstm --write docs/x.md", "versions": {"keras": "3.15"}}
-    more = {"environment": {}, "time": "2026-11-25 1", "cores": 2, "processor": "P", "memory_gib": 4, "gpus": []}
-    run = script("stored.runs").Run("x", {"about": about | more, "rows": rows})
-    make, _ = script("stored.kinds").BLOCKS[f"kinds-{measured}"]
-    return make(run)
-
-
-def test_medians_ranges_and_ratios_come_from_the_single_measurements(script):
-    row = {"work": "lstm", "replicas": 2, "median": 1.0, "n": 9}  # what the file sums up is not believed
-    of = {"loop": [0.002, 0.001, 0.004], "fit": [0.004, 0.004, 0.005]}
-    rows = [{**row, "measured": "step", "contender": name, "values": values} for name, values in of.items()]
-    rows += [
-        {**row, "replicas": 4, "measured": "step", "contender": "loop", "values": [0.001]},
-        {**row, "replicas": 4, "measured": "nothing", "contender": "fit", "error": "E: not there"},
-    ]
-    assert lines_of(script, "step", rows) == [
-        "| work | replicas | **`Loop`**, ms of a step | range | `fit`, ms of a step | range | `Loop` / `fit` | "
-        "range of pairs | of the smallest |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| lstm | 2 | 2.00 | 1.00 to 4.00 | 4.00 | 4.00 to 5.00 | 0.50 | 0.25 to 0.80 | 0.25 |",
-        "| lstm | 4 | 1.00 | 1.00 to 1.00 | E: not there |  |  |  |  |",
-        "",
-        "n = 3 epochs or 1 epochs each; `python b.py --kinds lstm`",
-        "Measured on 2026-11-25: 2 cores of P, 4 GiB; Keras 3.15.",
-    ]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import keras
 import known_models
 import pytest
 from harness.measure import LEFT_OUT, Measured
-from kinds.known import KNOWN, REHEARSED, bert, flops_of_training, multiply_adds, resnet50
+from kinds.known import KNOWN, bert, flops_of_training, multiply_adds, resnet50
 
 import mirrorkit as mk
 
@@ -29,17 +29,6 @@ def test_bert_has_the_weights_of_the_paper():
         assert model.count_params() == weights_of_bert(layers, width, words)
     assert weights_of_bert(12, 768, 30_522) == pytest.approx(110e6, rel=0.01)
     assert bert.__defaults__ == (12, 768, 12, 30_522, 128)
-
-
-def multiply_adds_of_bert(layers, width, length):
-    """Kernels at each token, queries with keys and weights with values; pooler and head at one token."""
-    a_layer = 12 * width * width * length + 2 * length * length * width
-    return layers * a_layer + width * width + 10 * width
-
-
-def test_bert_computes_what_its_matrices_say():
-    assert multiply_adds(bert(2, 32, heads=2, words=100, length=8)) == multiply_adds_of_bert(2, 32, 8)
-    assert multiply_adds(bert(1, 48, heads=4, words=70, length=5)) == multiply_adds_of_bert(1, 48, 5)
 
 
 def test_resnet_50_has_the_weights_and_multiply_adds_of_version_1_5():
@@ -88,26 +77,6 @@ def test_rows_have_speeds_and_their_share_of_the_peak():
     assert "of_peak" not in single, "float32, which is compared with no peak"
 
 
-def test_what_others_published_is_told_with_the_limit_of_the_memory():
-    resnet, bert_large = known_models.published()
-    assert "2,375 images/s on one A100 40GB" in resnet
-    assert "5,117 on an H100 SXM and 7,331 on an H200 (reckoned, not measured)" in resnet
-    assert "62,156 tokens/s" in bert_large
-    assert "37% of the peak" in bert_large
-
-
-def test_each_group_has_loop_and_no_more_than_three_large_models():
-    groups = known_models.plan("gpu", known_models.MODELS)
-    assert [group.work for group in groups] == [*KNOWN, "resnet-50", "bert-base"]
-    by_model = {}
-    for group in groups:
-        assert len(group.jobs) <= (3 if group.work in known_models.LARGE else 5)
-        assert next(iter(group.jobs)) == "Loop"
-        by_model.setdefault(group.work, set()).update(group.jobs)
-    assert all(jobs == set(known_models.CONTENDERS) for jobs in by_model.values())
-    assert {group.work for group in known_models.plan("cpu", known_models.MODELS)} == set(REHEARSED)
-
-
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
     """`run("--devices cpu")` gives what was written as JSON, and what was printed."""
@@ -141,32 +110,6 @@ def test_the_report_says_what_failed_and_what_was_left_out(monkeypatch, run):
     assert re.search(r"fit .*  no memory$", printed, re.MULTILINE)
     assert "2 rows were left out: they did not fit into 7 min." in printed
     assert "rehearsal" not in printed
-
-
-@pytest.mark.parametrize("options", ["", "--one-by-one"])
-def test_processes_start_together_or_one_by_one(options, monkeypatch, run):
-    pretended(monkeypatch, ["NVIDIA H200"])
-    asked = []
-
-    def measured(jobs, *, together, **_):
-        asked.append(together)
-        return {"Loop": Measured(error=LEFT_OUT)}
-
-    monkeypatch.setattr(known_models, "measure_in_turns", measured)
-    run(f"--models mnist_cnn {options}")
-    assert asked == [not options]
-
-
-def test_without_a_gpu_it_refuses_in_one_line(monkeypatch, run):
-    pretended(monkeypatch, [])
-    with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
-        run("")
-
-
-@pytest.mark.parametrize("options", ["--models vgg", "--minutes 0", "--repeats 0"])
-def test_mistakes_are_told_before_the_measurement(options, run):
-    with pytest.raises(SystemExit, match="was asked for"):
-        run(f"--devices cpu {options}")
 
 
 @pytest.mark.slow  # five trainings compile

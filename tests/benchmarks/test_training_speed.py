@@ -88,23 +88,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(benchmarks, a
             benchmark(**arguments)
 
 
-@pytest.mark.slow  # three trainings compile
-@pytest.mark.usefixtures("in_this_process")  # processes: below, in those of strategies
-def test_scaling(run_benchmark, check_rows, capsys):
-    written, title = run_benchmark(f"training_speed.py scaling {SMALL} --examples 1024 --repeats 2")
-    check_rows(written["rows"])
-    assert [(row["scaling"], row["replicas"], row["global_batch_size"]) for row in written["rows"]] == [
-        ("baseline", 1, 64),
-        ("strong", 2, 64),
-        ("weak", 2, 128),
-    ]
-    base, *others = written["rows"]
-    for row in others:
-        assert row["overhead"] == pytest.approx(base["median"] / row["median"] - 1)
-    assert "share the same cores" in capsys.readouterr().out
-    assert title.startswith("Scaling of linear")
-
-
 @pytest.mark.slow  # seven processes
 @pytest.mark.parametrize("devices", ["cpu", "workers"])
 def test_strategies_reach_the_same_accuracy(run_benchmark, check_rows, devices, request, monkeypatch):

@@ -1,4 +1,4 @@
-"""What each device of a training holds and computes."""
+"""What each device holds, and the bits of variables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import contextlib
 from typing import Any
 
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.checks.bits import checksums, from_words, to_words
+from mirrorkit.errors import StepError
+
+# --- what each device of a training holds and computes
 
 
 def made(layout: Any) -> mk.checks.OnDevices:
@@ -38,3 +44,75 @@ def test_a_layout_divides_both() -> None:
         assert sum(parts[name] for parts in found.operations.values()) == whole.operations["CPU:0"][name]
     lines = str(found).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["CPU:0", "128"], ["CPU:1", "64"]]
+
+
+# --- words and checksums: every bit and its place count
+
+
+DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128]
+DTYPES += [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
+
+
+def of_bytes(data: bytes, dtype: tf.DType, *shape: int) -> tf.Tensor:
+    return tf.constant(np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_words_hold_the_bits_and_give_them_back(dtype: tf.DType) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 12 * dtype.size, "uint8").tobytes()
+    value = of_bytes(data, dtype, 3, 4)
+    words = to_words(value)
+    assert words.dtype == tf.int64
+    assert words.shape.rank == 1
+    back = from_words(words, value)
+    assert (back.dtype, back.shape) == (value.dtype, value.shape)
+    assert back.numpy().tobytes() == data  # NaN's payload and the sign of zero included
+
+
+def test_words_of_truth_values_and_of_nothing() -> None:
+    for value in (tf.constant([[True], [False]]), tf.zeros([0, 3]), tf.constant(2.5), tf.zeros([2, 0], tf.float64)):
+        back = from_words(to_words(value), value)
+        np.testing.assert_array_equal(back, value)
+        assert back.shape == value.shape
+
+
+def test_text_has_no_words() -> None:
+    with pytest.raises(StepError, match="variable of string"):
+        to_words(tf.constant(["a"]))
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.bfloat16, tf.float32, tf.int64, tf.complex128], ids=lambda t: t.name)
+def test_every_single_bit_changes_the_checksum(dtype: tf.DType) -> None:  # of every size; two words in one
+    """All variants at once: each is one of a list of tensors."""
+    count = 2
+    size = count * dtype.size
+    data = np.random.default_rng(1).integers(0, 256, size, "uint8")
+    flips = np.packbits(np.eye(8 * size, dtype="uint8"), axis=1)
+    variants = [of_bytes(row.tobytes(), dtype, count) for row in np.concatenate([data[None], data[None] ^ flips])]
+    sums = checksums(variants).numpy()
+    assert len(set(sums.tolist())) == 1 + 8 * size
+
+
+def test_the_order_counts() -> None:
+    values = np.array([0.0, 1.0, -1.0, 2.0, 0.5, 1e-8, 3e38, -0.0, np.inf, np.nan], "float32")
+    variants = [values]
+    for i in range(len(values)):
+        for j in range(i):
+            swapped = values.copy()
+            swapped[[i, j]] = swapped[[j, i]]
+            variants.append(swapped)
+    variants += [np.roll(values, shift) for shift in range(2, len(values) - 1)]
+    # sums that weigh each place by its number alone would miss this one
+    variants += [np.array(pattern, "float32") for pattern in ([1, 0, 0, 1], [0, 1, 1, 0])]
+    sums = checksums([tf.constant(v) for v in variants]).numpy()
+    assert len(set(sums.tolist())) == len(variants)
+
+
+def test_large_tensors_and_the_same_change_twice() -> None:
+    values = np.random.default_rng(2).normal(size=100_000).astype("float32")
+    twice, negated = values.copy(), values.copy()
+    twice[[10, 90_000]] += [1e-3, -1e-3]
+    negated[[5, 50_000]] *= -1  # flips the highest bit of two words
+    sums = checksums([tf.constant(v) for v in (values, twice, negated)]).numpy()
+    assert len(set(sums.tolist())) == 3
+    assert checksums([tf.constant(values)]).numpy()[0] == sums[0]

@@ -105,14 +105,6 @@ def test_accumulated_batches(strategy_of: Any) -> None:
     failed(loop, recipe(40, -1), r"comes in batch 4: output of layer 'log' .*shard 5 of", every=3)
 
 
-@pytest.mark.slow
-def test_endless_data(strategy_of: Any) -> None:
-    """A set on the devices: loop/test_replay.py."""
-    loop, data = make_loop(strategy_of(*TWO)), recipe(40, -1).dataset()
-    error = failed(loop, data, "output of layer 'log'", every=3, epochs=3, steps_per_epoch=4)
-    assert (error.epoch, error.batch) == (1, 2)
-
-
 def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) -> None:
     runs = []
 
@@ -143,42 +135,6 @@ def test_weights_that_are_nan_while_the_loss_is_not(strategy_of: Any) -> None:
         loop.fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
 
 
-class OwnStep:
-    """A step of the user's own, with BatchNorm, that watches its own gradient."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.variables = model.variables
-
-    def build(self, strategy: Any) -> None:
-        def apply(sums: Any, values: Any) -> Any:
-            count = len(self.model.trainable_variables)
-            new = [v - 0.01 * g / sums["n"] for v, g in zip(values, sums["gradients"], strict=False)]
-            return [*new, *[None] * (len(values) - count)], {"loss": sums["loss"] / sums["n"]}
-
-        order = [*self.model.trainable_variables, *self.model.non_trainable_variables]
-        self._update = mk.train.Update(strategy, order, apply)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(self.model(x) - y))
-        gradients = tape.gradient(loss, self.model.trainable_variables)
-        return {"gradients": gradients, "loss": loss, "n": tf.cast(tf.shape(x)[0], tf.float32)}
-
-    def update(self, strategy: Any, sums: Any) -> Any:
-        return self._update(sums)
-
-
-def test_a_step_of_the_users_own(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = net()
-    loop = mk.train.Loop(strategy, OwnStep(model), steps_per_call=4)
-    failed(loop, recipe(40, -1), "batch 6: output of layer 'log'")
-    assert all(np.isfinite(value).all() for value in weights(loop))
-
-
 def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nan_watch, "find_in_shards", lambda *args, **options: pytest.fail("looked without a reason"))
     data = recipe(40, 1.5)
@@ -194,15 +150,6 @@ def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: p
     assert copied_at == [0, 0, 8] * 2  # calls of 4, 4 and 2 steps
     assert watch._copy is None
     assert_weights_equal(loop, sound)
-
-
-def test_a_step_that_does_not_say_what_it_changes(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = OwnStep(net())
-    step.variables = []
-    with pytest.raises(StepError, match="OwnStep does not say"):
-        mk.train.Loop(strategy, step).fit(recipe(40, 1.5), callbacks=[mk.checks.NanWatch()], verbose=0)
 
 
 def test_keras_fit_cannot_go_back() -> None:

@@ -147,21 +147,6 @@ def test_a_compiled_model_is_looked_through_back_and_forth_an_uncompiled_one_for
     assert mk.checks.find_non_finite(model, X) is None
 
 
-def test_half_precision_overflows_where_it_does(strategy_of: Any) -> None:
-    def net() -> Any:
-        big = L.Dense(2, kernel_initializer=keras.initializers.Constant(3e4), dtype="mixed_float16", name="big")
-        return sequential(L.Dense(3, dtype="mixed_bfloat16"), big, L.Dense(1, dtype="float32"))
-
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model, optimizer = net(), keras.optimizers.SGD(0.1)
-    step = mk.train.Step(model, optimizer, loss="mse", loss_scale="dynamic")
-    step.build(strategy)
-    found = mk.checks.find_non_finite(step, (100 * X, Y))
-    assert found.where == "of layer 'big' (Dense)"
-    assert found.input_range is not None
-
-
 def test_what_is_no_step() -> None:
     with pytest.raises(StepError, match="found str"):
         mk.checks.find_non_finite("model", (X, Y))

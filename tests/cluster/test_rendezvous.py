@@ -72,22 +72,11 @@ def test_a_task_alone_waits_for_nobody():
     wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0)
 
 
-def test_one_of_two_waits_for_the_other():
-    two = Cluster(workers=tuple(f"127.0.0.1:{port}" for port in free_ports(2)))
-    assert "worker 1" in together(two, timeout=0.3)[0]
-    assert together(two, as_task(two, 1)) == [None, None]
-
-
 def test_those_who_do_not_come_are_named_everywhere(cluster):
     errors = together(as_task(cluster, 0), as_task(cluster, 2), timeout=1.0)
     for error in errors:
         assert f"worker 1 ({cluster.workers[1]}) did not start within 1 s; 2 of 3 tasks are there" in error
         assert "worker 2" not in error
-
-
-def test_a_first_task_that_does_not_come_is_named(cluster):
-    for error in together(as_task(cluster, 1), as_task(cluster, 2), timeout=0.5):
-        assert f"for worker 0 ({cluster.workers[0]}), which does not answer" in error
 
 
 def test_tasks_whose_lists_differ_say_soon_where_each_of_them_waits(cluster, monkeypatch, caplog):

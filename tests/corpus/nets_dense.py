@@ -115,25 +115,11 @@ ENTRIES = [
         metrics=lambda: ["accuracy", _m.AUC(name="auc"), _m.Precision(name="precision"), _m.Recall(name="recall")],
     ),
     Fit(
-        name="MLP classifier, Adam",
-        data=split(classes),
-        model=net(dense(8, "tanh"), dense(8, "gelu"), dense(3)),
-        optimizer=lambda: _o.Adam(0.01),
-        loss=logits,
-        metrics=lambda: ["accuracy"],
-    ),
-    Fit(
         name="softmax on one-hot labels; F1, top-2 accuracy",
         data=split(one_hot),
         model=net(dense(8, "tanh"), dense(3, "softmax")),
         loss=lambda: "categorical_crossentropy",
         metrics=lambda: [_m.F1Score(average="macro", name="f1"), _m.TopKCategoricalAccuracy(2, name="top2")],
-    ),
-    Fit(
-        name="autoencoder",
-        data=split(itself),
-        model=net(dense(4, "tanh"), dense(2), dense(4, "tanh"), dense(8), shape=(8,)),
-        optimizer=lambda: _o.RMSprop(0.01),
     ),
     Fit(
         name="quantile regression (a loss function)",
@@ -192,12 +178,5 @@ ENTRIES = [
         model=net(dense(8, "tanh"), dense(1)),
         loss=lambda: "squared_hinge",
         metrics=lambda: [_m.R2Score(name="r2")],
-    ),
-    Fit(
-        name="float64",
-        data=split(regression),
-        model=net(dense(8, "tanh"), dense(1)),
-        optimizer=lambda: _o.Adam(0.01),
-        policy="float64",
     ),
 ]

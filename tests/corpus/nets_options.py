@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, dense, logits, net, recipe, split
-from nets_dense import classes, itself, one_hot, regression
+from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, dense, net, recipe, split
+from nets_dense import itself, one_hot, regression
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -100,12 +100,6 @@ class Centered(L.Layer):
         return x - K.stop_gradient(self.mean)
 
 
-def without_bias() -> Any:
-    optimizer = _o.AdamW(0.02, weight_decay=0.1)
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    return optimizer
-
-
 class Reconstruction(L.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(K.mean((x[0] - x[1]) ** 2))
@@ -156,22 +150,6 @@ def ema_after(strategy: Any, train: Rows, test: Rows) -> Trained:
 def _averages(step: Any) -> list[Any]:
     with step.averaged():
         return [tf.identity(v.value).numpy() for v in step.model.trainable_variables]
-
-
-def large_batch_before(train: Rows, test: Rows) -> Trained:
-    model = net(dense(6, "tanh"), dense(3))()
-    model.compile(_o.Adam(0.02), logits(), metrics=["accuracy"], jit_compile=False)
-    fitted = model.fit(*train, 2 * BATCH, shuffle=False, epochs=EPOCHS, validation_data=test, verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
-
-
-def large_batch_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        model = net(dense(6, "tanh"), dense(3))()
-        model.compile(_o.Adam(0.02), logits(), metrics=["accuracy"], jit_compile=False)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, accumulate=2))
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, validation_data=recipe(test), verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
 
 
 ENTRIES = [
@@ -228,20 +206,9 @@ ENTRIES = [
         model=net(dense(5, "tanh"), lambda: Recomputed(tf.recompute_grad), dense(1)),
     ),
     Fit(
-        name="a layer in keras.remat",
-        data=split(regression),
-        model=net(dense(5, "tanh"), lambda: Recomputed(keras.remat), dense(1)),
-    ),
-    Fit(
         name="a gradient by hand, of inputs and weights",
         data=split(regression),
         model=net(dense(6, "tanh"), Reversed, dense(1)),
-    ),
-    Fit(
-        name="weight decay without biases",
-        data=split(regression),
-        model=net(dense(6, "tanh"), dense(1)),
-        optimizer=without_bias,
     ),
     Fit(
         name="gradient clipping by global norm",
@@ -255,13 +222,6 @@ ENTRIES = [
         model=net(dense(6, "tanh"), dense(1)),
         optimizer=lambda: _o.Lion(0.01, clipvalue=0.05),
     ),
-    Fit(
-        name="learning-rate schedule, warm-up and cosine",
-        data=split(classes),
-        model=net(dense(6, "tanh"), dense(3)),
-        optimizer=lambda: _o.SGD(_o.schedules.CosineDecay(0.05, 12, warmup_target=0.4, warmup_steps=4), momentum=0.5),
-        loss=logits,
-    ),
     Script(
         name="compiled without a loss, add_loss alone",
         data=lambda: tuple((x,) for x, _ in split(itself)()),
@@ -269,12 +229,6 @@ ENTRIES = [
         after=alone_after,
     ),
     Script(name="averages of the weights (EMA)", data=split(regression), before=ema_before, after=ema_after),
-    Script(
-        name="a large batch in two parts (accumulate)",
-        data=split(classes),
-        before=large_batch_before,
-        after=large_batch_after,
-    ),
     Fit(
         name="ReduceLROnPlateau",
         data=split(regression),
@@ -294,14 +248,6 @@ ENTRIES = [
         model=net(dense(6, "tanh"), dense(1)),
         optimizer=lambda: _o.SGD(0.3),
         callbacks=lambda: [keras.callbacks.EarlyStopping("val_loss", 0.3, patience=1, restore_best_weights=True)],
-    ),
-    Fit(
-        name="mixed_bfloat16",
-        data=split(classes),
-        model=net(dense(6, "tanh"), dense(3, dtype="float32")),
-        loss=logits,
-        policy="mixed_bfloat16",
-        per_shard=True,
     ),
 ]
 

@@ -191,17 +191,6 @@ def siamese(nets: Any, batch: Any, training: bool) -> Any:
     return {"loss": loss, "distance": distance}
 
 
-def triplets(rng: np.random.Generator, count: int) -> Rows:
-    anchor, other, noise = (rng.normal(size=(count, 4)).astype("float32") for _ in range(3))
-    return {"anchor": anchor, "positive": anchor + 0.2 * noise, "negative": other}, np.zeros(count, "int64")
-
-
-def triplet(nets: Any, batch: Any, training: bool) -> Any:
-    anchor, positive, negative = (nets[0](batch[0][name]) for name in ("anchor", "positive", "negative"))
-    near, far = tf.reduce_sum((anchor - positive) ** 2, 1), tf.reduce_sum((anchor - negative) ** 2, 1)
-    return {"loss": tf.nn.softplus(near - far + 0.5)}
-
-
 def student_and_teacher() -> Any:
     student = net(dense(4, "tanh"), lambda: L.BatchNormalization(momentum=0.8, synchronized=True), dense(3))()
     teacher = net(dense(8, "tanh"), L.BatchNormalization, dense(3))()
@@ -224,19 +213,6 @@ def diffused(rng: np.random.Generator, count: int) -> Rows:
     return x, rng.normal(size=x.shape).astype("float32"), rng.uniform(0, 1, (count, 1)).astype("float32")
 
 
-def noise_net() -> Any:
-    x, time = keras.Input((8,)), keras.Input((1,))
-    hidden = L.Dense(12, "silu")(L.Concatenate()([x, L.Dense(4, "silu")(time)]))
-    return keras.Model([x, time], L.Dense(8)(hidden))
-
-
-def diffusion(nets: Any, batch: Any, training: bool) -> Any:
-    x, noise, time = batch
-    mixed = tf.cos(time * np.pi / 2) * x + tf.sin(time * np.pi / 2) * noise
-    error = nets[0]([mixed, time]) - noise
-    return {"loss": tf.reduce_mean(error**2, axis=1)}
-
-
 def critic_net() -> Any:
     return net(dense(8, "tanh"), dense(1), shape=(8,))()
 
@@ -251,21 +227,6 @@ def critic(nets: Any, batch: Any, training: bool) -> Any:
     norm = tf.sqrt(tf.reduce_sum(tape.gradient(judged, mixed) ** 2, axis=1) + 1e-6)
     penalty = 10 * (norm - 1) ** 2
     return {"loss": (judge(fake) - judge(real))[:, 0] + penalty, "penalty": penalty}
-
-
-def plays(rng: np.random.Generator, count: int) -> Rows:
-    """States, actions and returns that were recorded."""
-    state = rng.normal(size=(count, 4)).astype("float32")
-    action = rng.integers(0, 3, count)
-    return state, action, (state[np.arange(count), action] + 0.1 * rng.normal(size=count)).astype("float32")
-
-
-def reinforce(nets: Any, batch: Any, training: bool) -> Any:
-    state, action, gain = batch
-    chances = tf.nn.log_softmax(nets[0](state))
-    entropy = -tf.reduce_sum(tf.exp(chances) * chances, axis=1)
-    taken = tf.gather(chances, action, batch_dims=1)
-    return {"loss": -gain * taken - 0.01 * entropy, "entropy": entropy}
 
 
 def loop_before(train: Rows, test: Rows) -> Trained:
@@ -449,29 +410,14 @@ ENTRIES = [
     ),
     own("siamese net, contrastive pairs", split(two_views), lambda: [embedding_net()], siamese, **_views),
     own(
-        *("triplets in the data", split(triplets), lambda: [embedding_net()], triplet),
-        optimizer=lambda: _o.SGD(0.05),
-        predict=lambda nets, batch: nets[0](batch[0]["anchor"]),
-    ),
-    own(
         "distillation, a frozen teacher, synchronized BatchNorm",
         *(split(classes), student_and_teacher, distiller),
         names=("loss", "hard"),
     ),
     own(
-        *("diffusion, noise and times in the data", split(diffused), lambda: [noise_net()], diffusion),
-        predict=lambda nets, batch: nets[0]([batch[0], batch[2]]),
-        as_data=batched,
-    ),
-    own(
         *("Wasserstein critic with gradient penalty", split(diffused), lambda: [critic_net()], critic),
         optimizer=lambda: _o.Adam(0.005),
         names=("loss", "penalty"),
-        as_data=batched,
-    ),
-    own(
-        *("policy gradient on recorded plays", split(plays), lambda: [embedding_net()], reinforce),
-        names=("loss", "entropy"),
         as_data=batched,
     ),
     Script(name="a training loop by hand", data=split(regression), before=loop_before, after=loop_after),

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from entries import BATCH, EPOCHS, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
-from nets_dense import classes, regression, two_classes
+from entries import BATCH, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
+from nets_dense import classes, regression
 from nets_own_steps import embedding_net
 from nets_sequences import LENGTH, WORDS, series, transformer
 
@@ -28,12 +28,6 @@ def correlation(y: Any, y_pred: Any) -> Any:
 def relative(y: Any, y_pred: Any) -> Any:
     """A value for each example, divided by the spread of the batch's targets."""
     return K.mean((y - y_pred) ** 2, axis=-1) / (K.var(y) + 1e-3)
-
-
-def f1(y: Any, y_pred: Any) -> Any:
-    """An F1 of each batch."""
-    hits = K.sum(y * K.round(y_pred))
-    return 2 * hits / (K.sum(y) + K.sum(K.round(y_pred)) + 1e-7)
 
 
 class Watched(L.Layer):
@@ -57,18 +51,6 @@ class Clipped(L.Layer):
             return tf.identity(x), lambda upstream: tf.clip_by_value(upstream, -1e-3, 1e-3)
 
         return clipped(x)
-
-
-class Counter(L.Layer):
-    """A layer that counts the examples it has seen."""
-
-    def build(self, shape: Any) -> None:
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            self.seen.assign(self.seen + K.cast(K.shape(x)[0], "float32"))
-        return x
 
 
 class Unnormal(L.Layer):
@@ -142,33 +124,11 @@ def _from_loss(loss_fn: Callable[..., Any]) -> Callable[[Any, Rows, Rows], Train
     return after
 
 
-def mean_of_batch(model: Any, batch: Any) -> Any:
-    """The mean, taken by the function itself."""
-    return tf.reduce_mean(tf.reduce_sum((model(batch[0]) - batch[1]) ** 2, axis=1))
-
-
 def hardest_of_batch(model: Any, batch: Any) -> Any:
     """The nearest other example of the batch is the negative."""
     points = model(batch[0])
     distances = tf.reduce_sum((points[:, None] - points[None]) ** 2, axis=2)
     return tf.nn.relu(1 - tf.reduce_min(distances + 9 * tf.eye(tf.shape(points)[0]), axis=1))
-
-
-def gathered_before(train: Rows, test: Rows) -> Trained:
-    """Gradients of several batches in Keras's way: the mean of the batches' means."""
-    model = net(dense(6, "tanh"), dense(1))()
-    model.compile(_o.SGD(0.1, gradient_accumulation_steps=2), "mse", jit_compile=False)
-    fitted = model.fit(*train, BATCH, shuffle=False, epochs=EPOCHS, verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, model.predict(test[0], verbose=0))
-
-
-def gathered_after(strategy: Any, train: Rows, test: Rows) -> Trained:
-    with strategy.scope():
-        model = net(dense(6, "tanh"), dense(1))()
-        model.compile(_o.SGD(0.1, gradient_accumulation_steps=2), "mse", jit_compile=False)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    fitted = loop.fit(recipe(train), epochs=EPOCHS, verbose=0)
-    return Trained([model], [model.optimizer], fitted.history, loop.predict(recipe(test)))
 
 
 _small = net(dense(6, "tanh"), dense(1))
@@ -207,15 +167,6 @@ ENTRIES = [
         model=net(dense(6, "tanh"), Clipped, dense(1)),
     ),
     Fit(
-        name="an F1 of each batch",
-        data=split(two_classes),
-        model=net(dense(6, "tanh"), dense(1, "sigmoid")),
-        loss=lambda: "binary_crossentropy",
-        metrics=lambda: [f1],
-        refused="The metric 'f1' for a batch is not that of its parts",
-        refused_on=SEVERAL,
-    ),
-    Fit(
         name="add_loss of a sum",
         data=split(regression),
         model=net(dense(6, "tanh"), SumOfActivity, dense(1)),
@@ -227,13 +178,6 @@ ENTRIES = [
         data=split(regression),
         model=net(dense(6, "tanh"), Unnormal, dense(1)),
         refused="a layer uses all rows of its batch",
-        refused_on=SEVERAL,
-    ),
-    Fit(
-        name="a layer that counts examples",
-        data=split(regression),
-        model=net(dense(6, "tanh"), Counter, dense(1)),
-        refused="Keep a mean over the rows",
         refused_on=SEVERAL,
     ),
     Fit(
@@ -253,18 +197,6 @@ ENTRIES = [
         refused_on=SEVERAL,
     ),
     Fit(
-        name="targets [N], outputs [N, 8], mse, where a replica has 8",
-        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
-        model=net(dense(6, "tanh"), dense(8)),
-        refused="does not take targets [N]",
-    ),
-    Fit(
-        name="targets [N], outputs [N, 16], mse, where a batch has 16",
-        data=lambda: tuple((x[:32], y[:32]) for x, y in split(to_ten)()),
-        model=net(dense(6, "tanh"), dense(16)),
-        refused="does not take targets [N]",
-    ),
-    Fit(
         name="targets [N], outputs [N, 10], mse",
         data=split(to_ten),
         model=net(dense(6, "tanh"), dense(10)),
@@ -277,13 +209,6 @@ ENTRIES = [
         optimizer=lambda: _o.SGD(0.01),
         loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
     ),
-    Script(
-        name="gradient_accumulation_steps of the optimizer",
-        data=split(regression),
-        before=gathered_before,
-        after=gathered_after,
-        refused="Use Step(..., accumulate=2)",
-    ),
     Fit(
         name="language model, ignore_class=-1 in mk.data.arrays",
         data=split(marked_with_minus_one),
@@ -291,13 +216,6 @@ ENTRIES = [
         optimizer=lambda: _o.SGD(0.05),
         loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
         refused="pass labels.astype('float32')",
-    ),
-    Script(
-        name="Step.from_loss: the mean instead of values",
-        data=split(regression),
-        before=_by_hand(mean_of_batch),
-        after=_from_loss(mean_of_batch),
-        refused="a step needs one value per example",
     ),
     Script(
         name="Step.from_loss: the hardest negative of the batch",

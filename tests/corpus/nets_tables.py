@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, logits, net, split
-from nets_dense import classes, regression
+from nets_dense import regression
 from nets_sequences import SUMMED, summed_rows, texts
 
 import mirrorkit as mk
@@ -54,11 +54,6 @@ def nested_targets(rng: np.random.Generator, count: int) -> Rows:
 def tuple_targets(rng: np.random.Generator, count: int) -> Rows:
     x, y = regression(rng, count)
     return x, (y, x.sum(1, keepdims=True))
-
-
-def weighted(rng: np.random.Generator, count: int) -> Rows:
-    x, y = classes(rng, count)
-    return x, y, rng.uniform(0, 2, count).astype("float32")
 
 
 def colours(rng: np.random.Generator, count: int) -> Rows:
@@ -218,14 +213,6 @@ ENTRIES = [
         optimizer=lambda: _o.SGD(0.1, momentum=0.9),
     ),
     Fit(name="matrix factorization", data=split(ratings), model=Factors, optimizer=lambda: _o.SGD(0.5)),
-    Fit(
-        name="two-tower recommender, negatives in the data",
-        data=split(clicks),
-        model=two_towers,
-        optimizer=lambda: _o.SGD(0.2, momentum=0.9),
-        loss=lambda: keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [keras.metrics.AUC(name="auc", from_logits=True)],
-    ),
     *map(recommender, _of_large_tables),
     Fit(name="two inputs as a tuple", data=split(pairs), model=pair_net, optimizer=lambda: _o.Adam(0.02)),
     Fit(
@@ -253,20 +240,5 @@ ENTRIES = [
         model=two_readings,
         optimizer=lambda: _o.SGD(0.3),
         loss=lambda: {"tag": logits(), "text": logits()},
-    ),
-    Fit(
-        name="sample weights",
-        data=split(weighted),
-        model=net(dense(6, "tanh"), dense(3)),
-        loss=logits,
-        compiled={"weighted_metrics": ["accuracy"]},
-    ),
-    Fit(
-        name="class weights",
-        data=split(classes),
-        model=net(dense(6, "tanh"), dense(3)),
-        loss=logits,
-        metrics=lambda: ["accuracy"],
-        fitted={"class_weight": {0: 0.5, 1: 1.0, 2: 3.0}},
     ),
 ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import corpus
 import corpus_table
 import numpy as np
 import pytest
 from corpus import ENTRIES, KINDS, Cell, References, cells, here
-from entries import ONE, PLACES, TWO, WORKERS, Fit
+from entries import ONE, TWO, WORKERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
@@ -63,50 +62,6 @@ def test_what_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     assert References(refused).cell(ONE, right).is_red
     assert References(refused).cell(ONE, "StepError: something else").is_red
     assert not References(refused).cell(ONE, f"StepError: {refused.refused} and so on").is_red
-
-
-@pytest.mark.slow  # fast: what is red, above
-def test_a_port_that_takes_half_a_step_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = ENTRIES["linear regression"]
-    port = Fit.port
-
-    def half(self: Any, strategy: Any, train: Any, test: Any) -> Any:
-        x, y = train
-        return port(self, strategy, (x[::2], y[::2]), test)
-
-    monkeypatch.setattr(Fit, "port", half)
-    assert all(cell.is_red for cell in cells(entry, here(entry, [ONE])).values())
-
-
-def test_the_command_writes_the_page_and_fails_on_a_red_cell(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    good, bad = "linear regression", "stateful LSTM"
-    rows = {
-        good: {place: Cell(1e-7, 2e-7) for place in PLACES},
-        bad: {**{place: Cell(refusal="StepError: a | b") for place in (ONE, TWO)}, WORKERS: Cell(0.5, 1e-7)},
-        **{name: {place: Cell(0.5) for place in PLACES} for name in ENTRIES if ENTRIES[name].open},
-    }
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{corpus_table.BEGIN}\nold\n{corpus_table.END}\nafter\n")
-    monkeypatch.setattr(corpus_table, "measure", lambda names: {name: rows[name] for name in names if name in rows})
-    monkeypatch.setattr("sys.argv", ["corpus_table.py", "--write", str(page)])
-    assert corpus_table.main() == 1
-    assert f"1 cells are not as they should be: [('{bad}', '{WORKERS}')]" in capsys.readouterr().out
-    text = page.read_text()
-    assert "old" not in text
-    changed, cell = "+{} -{}".format(*ENTRIES[good].lines_changed), "1.0e-07 (2.0e-07)"
-    line = f"| linear regression | `Step.from_compiled` | {changed} | Keras | {cell} | {cell} | {cell} |"
-    assert line in text
-    assert "| refused | refused | **5.0e-01 (1.0e-07)** |" in text
-    assert "- **stateful LSTM**: StepError: a | b\n" in text
-
-    rows[bad] = {place: Cell(refusal="StepError: c") for place in PLACES}
-    monkeypatch.setattr("sys.argv", ["corpus_table.py", "--write", str(page), "--only", bad])
-    assert corpus_table.main() == 0
-    again = page.read_text()
-    assert line in again
-    assert "a | b" not in again
-    assert "- **stateful LSTM**: StepError: c\n" in again
-    assert again.count("stateful LSTM") == text.count("stateful LSTM")
 
 
 def test_an_open_row_that_is_right_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from mirrorkit.errors import DataError, FileError
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
-from remote_sets import BATCH, CONTEXTS, KINDS, digest, write_sets
+from remote_sets import BATCH, KINDS, digest, write_sets
 
 ROOT = "memory://bucket/sets"
 ALL = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "records")) for kind in KINDS]
@@ -77,24 +77,6 @@ def test_the_same_batches_as_on_disk(kind, on_disk, reads):
         assert digest(cached) == expected
     assert max(reads.values(), default=1) == 1, "each file came once"
     assert not copies()
-
-
-@pytest.mark.slow  # test_record_reading.py and test_image_files.py have what a worker opens and decodes
-@pytest.mark.parametrize("kind", ["records", "table", "foreign, told", "images"])
-def test_a_worker_of_two_downloads_what_it_reads(kind, on_disk, reads, monkeypatch):
-    parts = []
-    monkeypatch.setattr(record_index, "PIECE", 900)  # one example or two
-    for worker in (0, 1, 2):
-        recipe = KINDS[kind](ROOT, global_batch_size=BATCH, shuffle=True)
-        recipe.dataset(1)  # of records from elsewhere, finds out where examples begin
-        reads.clear()
-        digest(recipe, CONTEXTS[worker], 0)
-        parts.append(total(reads))
-    # both need the row group or the examples whose rows both have
-    assert parts[1] + parts[2] <= 1.2 * parts[0], parts
-    assert max(parts[1:]) < 0.65 * parts[0], parts
-    files = [path for path in on_disk.glob(f"{kind.partition(',')[0]}*/**/*") if path.is_file()]
-    assert parts[0] < 1.1 * sum(path.stat().st_size for path in files), "nothing twice"
 
 
 def test_copies_are_removed_where_an_epoch_is_broken_off(reads):

@@ -10,7 +10,6 @@ import tensorflow as tf
 from own_items import Faulty, Items
 from recipe_helpers import SPLIT, assert_same, collect, contexts, joined
 
-import mirrorkit as mk
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, RecipeError
@@ -160,19 +159,6 @@ def test_an_item_that_holds_itself_is_named():
         data.source([item], global_batch_size=1)
 
 
-@pytest.mark.slow
-def test_a_loop_names_a_faulty_item_and_its_batch(strategy_of):
-    recipe = data.source(Faulty(33, ValueError("bad\n\nfile")), global_batch_size=8)
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        step = mk.train.Step(model, keras.optimizers.SGD(), loss="mse")
-    words = r"^Fetching item 33 of Faulty failed: ValueError: bad\n\nfile \(\S+own_items.py, "
-    with pytest.raises(DataError, match=words) as raised:
-        mk.train.Loop(strategy, step, steps_per_call=3).fit(recipe, verbose=0)
-    assert "in batch 4 or 5 (counted from 0)" in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("fault", "options", "words"),
     [
@@ -197,13 +183,3 @@ def test_workers_with_other_items_notice_it():
     text = [data.source([letter, "b"], global_batch_size=1).identity(0, 0) for letter in "aac"]
     assert text[0] == text[1] != text[2]
     assert source_of(one).has_identity
-
-
-@pytest.mark.slow  # tests/fetching/test_served.py has the processes
-def test_processes_give_the_same_batches():
-    options = {"global_batch_size": 16, "shuffle": True, "augment": [data.augment.flip()]}
-    recipe = data.source(items_of(SPLIT), processes=2, **options)
-    assert_same(collect(recipe.dataset(1)), collect(data.batches(SPLIT, **options).dataset(1)))
-    recipe.items.fetched.clear()
-    assert len(collect(recipe.dataset(2))) == recipe.steps_per_epoch
-    assert not recipe.items.fetched  # in this process

@@ -42,15 +42,6 @@ def test_whole_batches_of_which_every_worker_has_all_rows_before_a_last_one_that
     assert_workers_read_the_same(recipe, 0, 0, 4, 1)
 
 
-@pytest.mark.slow
-def test_a_set_of_many_examples_in_each_stream_and_of_many_rows_in_each_block(tmp_path):
-    write_numbers(tmp_path, [4_000, 2_001])
-    recipe = data.records(tmp_path, decode=number_of, global_batch_size=100, shuffle=True, shuffle_buffer=7_000)
-    batches = collect(recipe.dataset(0))
-    np.testing.assert_array_equal(np.sort(np.concatenate([x for x, _ in batches])), np.arange(6_001))
-    assert_same(assert_workers_read_the_same(recipe, 0, 37, 2, 1), batches[37:])  # in the second block of two
-
-
 @settings(max_examples=3, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),

@@ -1,8 +1,12 @@
-"""load: every official layout, the order of places, and the error that lists what was tried."""
+"""load: every official layout, the order of places, and files that are damaged."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
+import pickle
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from source_files import (
     LABELS,
     check_cifar,
     check_mnist,
+    cut,
     idx_bytes,
     old_pickle,
     planes,
@@ -25,10 +30,13 @@ from source_files import (
 
 from mirrorkit import data
 from mirrorkit._keras import keras
-from mirrorkit.data import sources
+from mirrorkit.data import cifar, mnist, sources
 from mirrorkit.errors import DataError, FileError
 
 pytestmark = pytest.mark.usefixtures("nowhere", "few_digits")
+
+
+# --- load: every official layout, the order of places, and the error that lists what was tried
 
 
 @pytest.fixture
@@ -233,24 +241,108 @@ def test_files_that_cannot_be_read_are_a_file_error(tmp_path, monkeypatch):
         data.load("mnist", data_dir=folder)
 
 
-real = pytest.mark.skipif("MIRRORKIT_DATA" not in os.environ, reason="needs real data: set MIRRORKIT_DATA")
-REAL = os.environ.get("MIRRORKIT_DATA", "")
+# --- CIFAR's two layouts: a file that is cut short is named, and only the published pickles are unpickled
 
 
-@pytest.mark.slow
-@real
+def test_a_cut_binary_file_is_named(tmp_path):
+    path = write_cifar_binary(tmp_path / "c") / "data_batch_3.bin"
+    for kept, words in ((3073 * 3 - 1, "3073"), (3073 * 2, "3 images"), (0, "found 0")):
+        cut(path, to=kept)
+        with pytest.raises(DataError, match=rf"data_batch_3\.bin.*{words}"):
+            data.load("cifar10", data_dir=tmp_path / "c")
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    folder = write_cifar_python(tmp_path / "c")
+    publish(folder, 10, monkeypatch)
+    return folder
+
+
+def test_a_cut_or_exchanged_pickle_is_refused_with_the_cure(published):
+    cut(published / "data_batch_2", to=2000)
+    with pytest.raises(DataError, match=r"data_batch_2 is not .*MD5.*binary layout"):
+        data.load("cifar10", data_dir=published)
+    (published / "data_batch_2").write_bytes((published / "data_batch_3").read_bytes())
+    with pytest.raises(DataError, match="data_batch_2 is not the published file"):
+        data.load("cifar10", data_dir=published)
+
+
+class Bomb:
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+def test_a_malicious_pickle_is_not_run(tmp_path, published):
+    (published / "test_batch").write_bytes(pickle.dumps({"data": Bomb(tmp_path / "harm"), "labels": [1]}))
+    with pytest.raises(DataError, match="test_batch is not the published file"):
+        data.load("cifar10", data_dir=published)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_what_the_published_digests_are():
+    """Those that torchvision.datasets lists; nothing else may be unpickled."""
+    files = {**cifar._MD5[10], **cifar._MD5[100]}
+    together = hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode())
+    assert len(files) == 8
+    assert together.hexdigest() == "6da148665ff55633db6242e159aa21c51a537898418292faf54e3f0d67cd6cd3"
+
+
+# --- the files of MNIST: what is read; what is damaged is named
+
+
+@pytest.mark.parametrize("array", [IMAGES, LABELS, IMAGES[0], np.zeros((0, 3), np.uint8)], ids=lambda a: str(a.shape))
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_idx_array_comes_back_writable(tmp_path, array, packed):
+    path = tmp_path / ("array.gz" if packed else "array")
+    path.write_bytes(gzip.compress(idx_bytes(array)) if packed else idx_bytes(array))
+    got = mnist.read_idx(path, array.ndim)
+    assert got.dtype == np.uint8
+    assert got.flags.writeable
+    np.testing.assert_array_equal(got, array)
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "counts"), [("mnist", (28, 28, 1), (60000, 10000)), ("cifar10", (32, 32, 3), (50000, 10000))]
+    ("content", "words"),
+    [
+        (b"", "found nothing"),
+        (b"\0\0\x0d\x01", "found 00 00 0d 01"),
+        (idx_bytes(IMAGES), "found 00 00 08 03"),
+        (b"\0\0\x08\x01\0\0", "buffer"),
+        (idx_bytes(LABELS)[:-1], "size 29 .*30"),
+        (idx_bytes(LABELS) + b"\0", "size 31 .*30"),
+        (bytes([0, 0, 8, 1]) + struct.pack(">I", 2**32 - 1) + bytes(4), "size 4 "),
+    ],
 )
-def test_real_data(name, shape, counts):
-    loaded = data.load(name, data_dir=REAL)
-    for split, count in zip((loaded.train, loaded.test), counts, strict=True):
-        assert split.images.shape == (count, *shape)
-        assert split.images.dtype == np.uint8
-        assert split.labels.shape == (count,)
-        assert split.labels.dtype == np.int64
-        assert set(split.labels) == set(range(10))
-    if name == "mnist":
-        assert loaded.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    else:
-        assert (np.bincount(loaded.train.labels) == 5000).all()
+def test_a_file_that_is_not_what_its_header_says_is_named(tmp_path, content, words):
+    path = tmp_path / "array"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"array is damaged: .*{words}"):
+        mnist.read_idx(path, 1)
+
+
+def test_a_flipped_byte_in_a_gzip_file_is_found(tmp_path):
+    content = bytearray(gzip.compress(idx_bytes(IMAGES)))
+    content[-6] ^= 1  # of the checksum of what was packed
+    (tmp_path / "array.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"array\.gz is damaged: .*CRC"):
+        mnist.read_idx(tmp_path / "array.gz", 3)
+    with pytest.raises(FileNotFoundError):
+        mnist.read_idx(tmp_path / "array", 3)
+
+
+def write_npz(folder, **changes):
+    arrays = {"x_train": IMAGES[:20], "y_train": LABELS[:20], "x_test": IMAGES[20:], "y_test": LABELS[20:]}
+    np.savez_compressed(folder / "mnist.npz", **arrays | changes)
+
+
+def test_objects_are_not_unpickled_and_labels_are_integers(tmp_path):
+    write_npz(tmp_path, y_train=np.array([{}] * 20, object))
+    with pytest.raises(DataError, match=r"mnist\.npz is damaged: .*Object arrays"):
+        data.load("mnist", data_dir=tmp_path)
+    write_npz(tmp_path, y_train=LABELS[:20].astype("float32"))
+    with pytest.raises(DataError, match="float labels"):
+        data.load("mnist", data_dir=tmp_path)

@@ -1,3 +1,5 @@
+"""Devices that compute wrongly are found; oneDNN."""
+
 from __future__ import annotations
 
 import subprocess
@@ -9,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from mirrorkit import devices
-from mirrorkit.devices import verification
+from mirrorkit.devices import onednn, verification
 from mirrorkit.errors import DeviceError
 
 CPUS = tuple(f"/device:CPU:{i}" for i in range(4))
@@ -112,3 +114,25 @@ def test_the_nvidia_driver_is_read_through_nvidia_smi(monkeypatch):
     report = devices.Verification((gpu,), tensorflow="2", keras="3", cuda="12.5", cudnn="9", driver="565.57.01")
     assert "NVIDIA H200, 140.4 GiB, compute capability 9.0" in str(report)
     assert "built for CUDA 12.5 and cuDNN 9, NVIDIA driver 565.57.01" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("variable", "flags", "enabled", "expected"),
+    [
+        (None, {"avx2"}, False, True),
+        ("0", {"avx2"}, False, False),
+        (None, {"avx2", "avx512_vnni"}, True, False),
+        (None, set(), False, False),
+        (None, {"avx2"}, None, False),
+    ],
+    ids=["AVX2", "decided", "on", "not x86", "not known"],
+)
+def test_onednn_is_left_off_only_where_it_could_be_on_and_nobody_decided(
+    monkeypatch, variable, flags, enabled, expected
+):
+    monkeypatch.delenv(onednn.VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(onednn.VARIABLE, variable)
+    monkeypatch.setattr(onednn.processor, "flags", lambda: frozenset(flags))
+    monkeypatch.setattr(onednn, "enabled", lambda: enabled)
+    assert onednn.left_off() is expected

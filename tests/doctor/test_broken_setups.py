@@ -1,6 +1,6 @@
 """Set-ups broken on purpose, through the command: each is named, with its cure.
 
-TensorFlow does not start here: what it says of the devices has tests of its own (test_gpus.py, test_probe.py), and real
+TensorFlow does not start here: what it says of the devices has tests of its own (test_probe.py), and real
 processes are in test_doctor_processes.py.
 """
 

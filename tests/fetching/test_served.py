@@ -102,7 +102,7 @@ time.sleep(600)
 
 
 def test_nothing_is_left_of_a_script_that_is_killed(tmp_path):
-    """Though its processes work; of processes that wait, test_serve.py."""
+    """Though its processes work; of processes that wait, test_remote.py."""
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent)])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""What every model of the zoo keeps: sizes as documented, pixels of either type, logits, saving, learning."""
+"""The zoo: what its models compute, and how they are found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import tensorflow as tf
 
 from mirrorkit import models
 from mirrorkit._keras import keras
+from mirrorkit.errors import ModelError
+from mirrorkit.models import registry
+
+# --- what every model of the zoo keeps: sizes as documented, pixels of either type, logits, saving, learning
+
 
 ZOO = ["cifar_cnn", "linear", "mlp", "mnist_cnn", "resnet20", "resnet32", "resnet56", "speed_net", "wide_resnet"]
 DEEP = ("resnet32", "resnet56")  # what `resnet20` is, with more of the same blocks
@@ -117,39 +122,6 @@ def test_wide_resnet_dropout_acts_in_training_only():
     assert sum(isinstance(layer, keras.layers.Dropout) for layer in model.layers) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("linear", "mlp"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ZOO if n not in ("linear", "mlp", *DEEP)),
-    ],
-)
-def test_it_learns_to_tell_bars_apart(name):
-    """Two classes, a bright horizontal or vertical bar on noise: any of the models must get nearly all of them."""
-    keras.utils.set_random_seed(0)
-    model = models.create(name, input_shape=(16, 16, 1), num_classes=2, **SMALL.get(name, {}))
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 120, (256, 16, 16, 1), np.uint8)
-    labels = np.arange(256) % 2
-    images[labels == 0, 7:9, :, :] = 250
-    images[labels == 1, :, 7:9, :] = 250
-    optimizer = keras.optimizers.Adam(3e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def train_step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-
-    for step in range(24):
-        part = slice(step % 4 * 64, step % 4 * 64 + 64)
-        train_step(images[part], labels[part])
-    right = np.argmax(model(images, training=True), 1) == labels  # BatchNorm's moving mean needs longer than 24 steps
-    assert right.mean() > 0.95
-
-
 def test_every_trainable_variable_of_a_deep_net_gets_a_gradient():
     model = created("resnet20")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
@@ -159,3 +131,98 @@ def test_every_trainable_variable_of_a_deep_net_gets_a_gradient():
         model.trainable_variables, tape.gradient(value, model.trainable_variables), strict=True
     ):
         assert np.abs(gradient).max() > 0, variable.path
+
+
+@pytest.fixture
+def own_names(monkeypatch):
+    """A copy of the list of models, so that what a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("resnet21", {}, r"'resnet21'.*'resnet\d\d'.*mnist_cnn"),
+        *(
+            ("linear", {"input_shape": shape}, "without the batch axis")
+            for shape in (28, (), (28, None, 1), (28, 28.0, 1), (0, 28, 1), "28")
+        ),
+        ("mnist_cnn", {"input_shape": (784,)}, "height, width, channels"),
+        *(("linear", {"num_classes": number}, "num_classes") for number in (0, 2.5, True, "10")),
+        ("wide_resnet", {"depth": 20}, "depth"),
+        ("wide_resnet", {"depth": 4}, "depth"),
+        ("wide_resnet", {"depth": 10, "width": 1, "dropout": 1.0}, "dropout"),
+        ("mlp", {"dropout": 1}, "dropout"),
+        ("speed_net", {"width": 33}, "width"),
+    ],
+)
+def test_what_a_model_cannot_be_is_refused_with_what_it_takes(name, options, words):
+    with pytest.raises(ModelError, match=words):
+        models.create(name, **options)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "cifar_cnn", "resnet20", "wide_resnet", "speed_net"])
+def test_an_image_too_small_is_refused_and_the_smallest_works(name):
+    with pytest.raises(ModelError, match=rf"{name}.*\(1, 9, 3\)") as error:
+        models.create(name, input_shape=(1, 9, 3))
+    smallest = int(str(error.value).split("at least ")[1].split()[0])
+    options = {"depth": 10, "width": 1} if name == "wide_resnet" else {}
+    assert models.create(name, input_shape=[smallest, smallest, 3], **options).output_shape == (None, 10)
+    with pytest.raises(ModelError, match="pixels"):
+        models.create(name, input_shape=(smallest, smallest - 1, 3), **options)
+
+
+def test_a_registered_builder_is_created_by_name(own_names):
+    @models.register("tiny")
+    def tiny(*, input_shape=(4,), num_classes=10, width=3):
+        inputs = keras.Input(input_shape)
+        hidden = keras.layers.Dense(width)(inputs)
+        return keras.Model(inputs, keras.layers.Dense(num_classes)(hidden))
+
+    assert "tiny" in models.names()
+    model = models.create("tiny", num_classes=2, width=5)
+    assert (model.input_shape, model.output_shape, model.count_params()) == ((None, 4), (None, 2), 5 * 5 + 6 * 2)
+
+
+def test_a_builder_with_free_options_is_given_them(own_names):
+    @models.register("free")
+    def free(*, input_shape=(4,), num_classes=10, **options):
+        return options
+
+    assert models.create("free", anything=7) == {"anything": 7}
+
+
+def test_a_taken_name_is_refused_but_the_same_function_may_come_again(own_names):
+    def define():
+        @models.register("mine")
+        def mine(*, input_shape=(4,), num_classes=10):
+            return None
+
+        return mine
+
+    define()
+    latest = define()
+    assert registry._builders["mine"] is latest
+    with pytest.raises(ModelError, match=r"taken by mirrorkit\.models\.dense\.mlp"):
+
+        @models.register("mlp")
+        def other(*, input_shape=(4,), num_classes=10):
+            return None
+
+
+def test_an_option_that_the_builder_does_not_take_is_named(own_names):
+    with pytest.raises(TypeError, match="'widht'"):
+        models.create("wide_resnet", depth=10, widht=1)
+
+    @models.register("bad")
+    def bad(*, input_shape, num_classes=10):
+        return None
+
+    @models.register("worse")
+    def worse(*, input_shape=(4,)):
+        return None
+
+    with pytest.raises(TypeError, match=r"bad\(\) missing .*'input_shape'"):
+        models.create("bad")
+    with pytest.raises(TypeError, match=r"worse\(\) .*'num_classes'"):
+        models.create("worse")

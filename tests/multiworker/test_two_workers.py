@@ -23,12 +23,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[
     return folder, job.text, [json.loads((folder / f"found{i}.json").read_text()) for i in (0, 1)]
 
 
-@pytest.fixture(scope="module")
-def one_process(strategy_of, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("one")
-    return folder, replicated_training.train(strategy_of("mirrored", 2), folder)[1]
-
-
 def variables(folder: Path, worker: int = 0) -> list[np.ndarray]:
     with np.load(folder / f"variables{worker}.npz") as file:
         return [file[name] for name in file.files]
@@ -46,22 +40,6 @@ def test_both_workers_hold_the_same_bits_and_logs(run):
     assert [a + b for a, b in zip(*rows, strict=True)] == [batch.tolist() for batch in batches]
     assert zero["all"] == [10.0, 11.0]
     assert zero["describe"] == "MultiWorkerMirroredStrategy, 2 replicas on CPU:0 of each of 2 workers"
-
-
-def test_two_workers_equal_two_replicas_of_one_process(run, one_process):
-    (folder, _, (found, _)), (other_folder, other) = run, one_process
-    for a, b in zip(variables(folder), variables(other_folder), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
-    assert found["history"].keys() == other["history"].keys()
-    for name, values in found["history"].items():
-        np.testing.assert_allclose(values, other["history"][name], atol=1e-5)
-    np.testing.assert_allclose(found["predict"], other["predict"], atol=1e-4)
-    assert found["evaluate"] == pytest.approx(other["evaluate"], abs=1e-5)
-
-
-def test_every_worker_gets_all_predictions_in_order(run):
-    _, _, (found, _) = run
-    assert np.shape(found["predict"]) == (replicated_training.EXAMPLES, 2)
 
 
 def test_a_wish_of_one_worker_to_stop_stops_all(run):

@@ -40,17 +40,6 @@ def test_each_variable_lies_where_the_first_pattern_says() -> None:
     assert {path for path, device in found.items() if device == "CPU:1"} == {"head/kernel", "head/bias"}
 
 
-def test_an_optimizer_that_is_built_within_the_layout() -> None:
-    """Its slots lie beside their weights, whatever the patterns say of their names."""
-    layout = mk.parallel.Layout({"^block1|^head|_kernel_": 1, "^block0": 0}, devices=CPUS)
-    with layout, layout.strategy().scope():
-        model, optimizer = mlp(), keras.optimizers.Adam()
-        optimizer.build(model.trainable_variables)
-    found = {variable.path: variable.value.device[-5:] for variable in optimizer.variables}
-    assert found["adam/block0_dense_kernel_momentum"] == "CPU:0"
-    assert found["adam/head_kernel_velocity"] == "CPU:1"
-
-
 @pytest.mark.parametrize(
     ("rules", "net", "words"),
     [
@@ -143,25 +132,6 @@ def test_a_model_of_which_a_part_was_built_later() -> None:
         step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="mse")
     with pytest.raises(StepError, match=r"not these:\n.*block1/bias\n"):
         mk.train.Loop(strategy, step)
-
-
-def test_a_name_like_that_of_a_slot() -> None:
-    def net() -> Any:
-        x = keras.Input([4])
-        h = keras.layers.Dense(4, name="a")(x)
-        return keras.Model(x, keras.layers.BatchNormalization(name="a_kernel_norm")(h))
-
-    found = devices(build(mk.parallel.Layout({"^a/": 0, "norm": 1}, devices=CPUS), net))
-    assert {device for path, device in found.items() if "norm" in path} == {"CPU:1"}
-
-
-def test_a_layout_used_again_knows_nothing_of_the_block_before() -> None:
-    layout = mk.parallel.Layout(HALVES, devices=CPUS)
-    with pytest.raises(StepError, match="No pattern fits"):
-        build(layout, net=lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(12, name="other"), mlp()]))
-    build(layout)
-    with pytest.raises(StepError, match="No variable was created"):
-        build(layout, net=Subclassed)
 
 
 def test_weights_that_are_all_on_one_other_device() -> None:

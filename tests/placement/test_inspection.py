@@ -1,4 +1,4 @@
-"""`placement`: what it names in a step, what it says; and faults that it was made for, put back."""
+"""Operations and bytes on GPUs that are not there: what is named, and features of the equivalence table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gpu_placement import placement, source
-from placement_subjects import pictures
+from placement_subjects import FEATURES, pictures
+from placement_table import BEGIN, END, EXAMPLES, PAGE, as_markdown, rows
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.ambient import Ambient
 from mirrorkit.train.step import clock
+
+# --- `placement`: what it names in a step, what it says; and faults that it was made for, put back
 
 
 def _report(make_step: Any, data: Any, devices: str = "gpu") -> Any:
@@ -91,21 +94,6 @@ def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
     assert any(problem.startswith("train: blocks: Where (") for problem in stray_problems)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
-def test_a_loop_within_a_step_counts_as_one_round(layer: Any) -> None:
-    def make_step() -> Any:
-        model = keras.Sequential([keras.Input((5, 6)), layer(4, use_cudnn=False), keras.layers.Dense(1)])
-        return mk.train.Step(model, keras.optimizers.Adam(0.01), loss="mse")
-
-    x = np.zeros((32, 5, 6), np.float32)
-    data = mk.data.batches(mk.data.arrays(x, x[:, 0, :1]), global_batch_size=8)
-    train = _report(make_step, data, "gpu:2")["train"]
-    assert train.step.loops == 2 * 2  # forward and backward, on two devices
-    assert train.step.without_kernel == []
-    assert train.step.kernels["GPU:0", "MatMul"] >= 2 * 2 + 2  # of the two kernels of a gate, and of Dense
-
-
 def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     def make_step() -> Any:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])
@@ -168,3 +156,47 @@ def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_mirrorkit_calls_keras_there_are_such_files() -> None:
     package = Path(mk.__file__).parent
     assert [name for name in source._OF_THE_MODEL if not (package / name).exists()] == []
+
+
+# --- every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("all at once", "batches"), pytest.param("pad_and_crop", "resident", marks=pytest.mark.slow)]
+)
+def test_a_feature_is_clean(name: str, source: str) -> None:
+    report = FEATURES[name].placement(source, devices="gpu:2")
+    assert report.problems == []
+    assert all(call.to_host == 0 for call in report.calls)
+    assert report["train"].step.kernels_on("GPU:1") > 0
+
+
+def test_on_a_single_gpu_too() -> None:
+    report = FEATURES["SGD"].placement("batches", devices="gpu")
+    assert report.devices == ["GPU:0"]
+    assert report.problems == []
+    assert not report["train"].step.reduced
+
+
+def test_a_resident_set_stays_where_it_is() -> None:
+    report = FEATURES["SGD"].placement("resident", devices="gpu:2")
+    indices = 8 * 24  # of a batch, int64
+    assert report["train"].to_devices == indices
+
+
+def table_of_the_page() -> list[str]:
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+
+
+def test_the_page_has_every_row() -> None:
+    names = {line.split(" | ")[0].removeprefix("| ").partition(";")[0] for line in table_of_the_page()[2:]}
+    assert names == {*EXAMPLES, *FEATURES}
+
+
+@pytest.mark.slow
+def test_every_third_row_is_that_of_the_page_and_clean() -> None:
+    """All of them: `placement_table.py`."""
+    found = list(rows([*EXAMPLES, *FEATURES][::3]))
+    assert [problem for row in found for problem in row.call.problems] == []
+    page = table_of_the_page()
+    assert [line for line in as_markdown(found).splitlines() if line not in page] == []

@@ -94,32 +94,6 @@ class LocalState(RightStep):
         self.variables = [*self.variables, *self.model.non_trainable_variables]
 
 
-class FirstReplicasState(RightStep):
-    """Sends BatchNorm's statistics of one replica to all."""
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        super().build(strategy)
-        self.variables = [*self.variables, *self.model.non_trainable_variables]
-        self._update = mk.train.Update(strategy, self.variables, self._new_values)
-
-    def compute(self, batch: Any) -> Any:
-        x, y = batch
-        model = self.model
-        weights, state = ([v.value for v in vs] for vs in (model.trainable_variables, model.non_trainable_variables))
-        with tf.GradientTape() as tape:
-            y_pred, new = model.stateless_call(weights, state, x, training=True)
-            loss = tf.reduce_sum((y_pred - y) ** 2)
-        sums = {"gradients": tape.gradient(loss, weights), "loss": loss, "examples": tf.cast(tf.shape(y)[0], "float32")}
-        context = tf.distribute.get_replica_context()
-        is_first = context.replica_id_in_sync_group == 0
-        return {**sums, "state": [tf.where(is_first, value, tf.zeros_like(value)) for value in new]}
-
-    def _new_values(self, sums: Any, values: Any) -> Any:
-        count = len(values) - len(self.model.non_trainable_variables)
-        new, logs = super()._new_values(sums, values[:count])
-        return [*new, *sums["state"]], logs
-
-
 class Tutorial(RightStep):
     """Calls `optimizer.apply` on each replica, on the gradient of a loss that `loss_of` makes of values [share]."""
 

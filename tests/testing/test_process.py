@@ -1,3 +1,5 @@
+"""Fresh processes, local strategies, and the harness."""
+
 from __future__ import annotations
 
 import os
@@ -7,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorkit.errors import MirrorkitError
+from mirrorkit import testing
+from mirrorkit.errors import DeviceError, MirrorkitError, StrategyError
 from mirrorkit.testing import run_in_fresh_process
 
 
@@ -82,3 +85,57 @@ def _ends(pid: int) -> bool:
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
     return False
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+def test_virtual_replicas_takes_the_first_devices(kind):
+    strategy = testing.virtual_replicas(3, kind=kind)
+    assert [name[-5:] for name in strategy.extended.worker_devices] == ["CPU:0", "CPU:1", "CPU:2"]
+
+
+def test_more_than_there_are_after_the_start():
+    with pytest.raises(DeviceError, match="already started with 4"):
+        testing.virtual_replicas(5)
+
+
+def test_a_kind_that_cannot_have_replicas():
+    with pytest.raises(StrategyError, match="2 devices"):
+        testing.virtual_replicas(2, kind="one_device")
+
+
+# --- the conftest of these tests is a guard itself: here it is seen to catch what it should
+
+
+LEAKY = """
+import os, subprocess, threading, time
+
+def test_clean(monkeypatch):
+    monkeypatch.setenv("MIRRORKIT_LEAK", "1")
+    subprocess.run(["true"])
+    thread = threading.Thread(target=time.sleep, args=(0.2,))
+    thread.start()
+
+def test_environment():
+    os.environ["MIRRORKIT_LEAK"] = "1"
+
+def test_child():
+    subprocess.Popen(["sleep", "60"])
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(6,)).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_leaks_fails(run_python, tmp_path):
+    for name in ("conftest.py", "device_choice.py"):
+        (tmp_path / name).write_text((Path(__file__).parents[1] / name).read_text())
+    (tmp_path / "test_leaky.py").write_text(LEAKY)
+    result = run_python(
+        f"import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', {str(tmp_path)!r}]))", check=False
+    )
+    assert "4 passed, 3 errors" in result.stdout
+    for name in ("environment", "child", "thread"):
+        assert f"ERROR at teardown of test_{name}" in result.stdout
+    assert "['MIRRORKIT_LEAK']" in result.stdout
+    assert "sleep 60" in result.stdout

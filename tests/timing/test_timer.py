@@ -1,13 +1,19 @@
+"""Timers, the throughput and the profiler."""
+
 from __future__ import annotations
 
+import math
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import mirrorkit as mk
-from mirrorkit.timing import Timer
+from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
+from mirrorkit.timing import Throughput, Timer
 
 
 @pytest.fixture
@@ -77,3 +83,103 @@ def test_seconds_and_laps(monkeypatch):
     assert timer.seconds == 10.0
     with pytest.raises(StopIteration), timer:  # a second use starts from zero
         assert timer.laps == []
+
+
+def test_rates_leave_the_first_call_out_and_totals_count_it():
+    throughput = Throughput()
+    throughput.record(examples=100, steps=10, seconds=10.0)
+    throughput.record(examples=100, steps=10, seconds=1.0)
+    throughput.record(examples=300, steps=30, seconds=1.0)
+    assert throughput.first_call_seconds == 10.0
+    assert (throughput.examples, throughput.steps, throughput.seconds) == (500, 50, 12.0)
+    assert throughput.examples_per_second == 200.0
+    assert "first call: 10 s" in throughput.summary()
+    assert "200 examples/s" in throughput.summary()
+
+
+def test_step_times_are_weighted_by_steps():
+    throughput = Throughput(warm=True)
+    throughput.record(examples=1, steps=1, seconds=0.5)  # 500 ms per step, 1 step
+    throughput.record(examples=98, steps=98, seconds=0.98)  # 10 ms
+    throughput.record(examples=1, steps=1, seconds=0.001)  # 1 ms
+    assert throughput.step_seconds_median == pytest.approx(0.01)
+    assert throughput.step_seconds_p95 == pytest.approx(0.01)
+    throughput.record(examples=10, steps=10, seconds=2.0)  # 200 ms
+    assert throughput.step_seconds_p95 == pytest.approx(0.2)
+
+
+def test_after_a_warm_up_the_first_call_counts():
+    throughput = Throughput(warm=True)
+    throughput.record(examples=100, steps=10, seconds=1.0)
+    throughput.record(examples=100, steps=10, seconds=3.0)
+    assert throughput.examples_per_second == 50.0
+    assert "first call" not in throughput.summary()
+
+
+def test_nothing_recorded_is_not_a_rate_of_zero():
+    throughput = Throughput()
+    assert math.isnan(throughput.examples_per_second)
+    assert math.isnan(throughput.step_seconds_p95)
+    assert math.isnan(throughput.first_call_seconds)
+    assert throughput.examples == 0
+    assert throughput.summary() == "nothing recorded"
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"examples": -1}, {"seconds": 0.0}, {"seconds": math.nan}])
+def test_records_that_cannot_be(wrong):
+    with pytest.raises(StepError, match="got steps="):
+        Throughput().record(**{"examples": 1, "steps": 1, "seconds": 1.0, **wrong})
+
+
+class Trained(keras.callbacks.Callback):
+    """Counts the profiler's starts and stops against the steps done, without a profiler."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.steps, self.seen = 0, []
+        monkeypatch.setattr(tf.profiler.experimental, "start", lambda folder: self.seen.append(("start", self.steps)))
+        monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: self.seen.append(("stop", self.steps)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+
+
+def fit_with(callbacks, *, epochs=1, **compiled):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compiled)
+    model.fit(np.zeros([48, 2]), np.zeros([48, 1]), batch_size=8, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def test_profile_holds_the_steps_that_were_asked_for_across_epochs(monkeypatch):
+    trained = Trained(monkeypatch)
+    profile = mk.timing.profile("nowhere", steps=(4, 9))
+    fit_with([trained, profile], epochs=3)  # 6 steps each
+    assert trained.seen == [("start", 4), ("stop", 9)]
+    assert profile.profiled == (4, 9)
+
+
+def test_a_profile_in_a_loop_holds_whole_calls_and_an_error_leaves_no_profiler_running(strategy_of, tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyError("mine")
+
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD()
+    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=4)
+    split = mk.data.arrays(np.zeros([96, 2], np.float32), np.zeros([96, 1], np.float32))
+    data = mk.data.batches(split, global_batch_size=8)
+    with pytest.raises(KeyError, match="mine"):
+        loop.fit(data, verbose=0, callbacks=[Fails(), mk.timing.profile(tmp_path, steps=(0, 12))])
+    profile = mk.timing.profile(tmp_path, steps=(3, 6))
+    loop.fit(data, verbose=0, callbacks=[profile])  # which could not start beside another
+    assert profile.profiled == (4, 8)
+    (trace,) = tmp_path.rglob("*.xplane.pb")
+    assert trace.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("steps", [(5, 5), (-1, 3), (7, 2)])
+def test_profile_of_no_steps(steps):
+    with pytest.raises(StepError, match="give \\(first, end\\)"):
+        mk.timing.profile("nowhere", steps=steps)

@@ -1,4 +1,4 @@
-"""Weights of examples, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts."""
+"""Weights of examples, masks, users' losses, flat targets: as Keras's own fit on one device; scripts: the corpus."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed_versions import needs_keras
 from training_helpers import fit_both, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:A global batch of"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+
+# --- weights of examples, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts
+
+
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _fit_both(make_loop: Any, net: Any, data: Any, *, class_weight: Any = None, **options: Any) -> Any:
@@ -32,19 +39,6 @@ def classes(numbers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [60, 4] and classes [60]: 0, 1 and 2, unevenly."""
     x, y = numbers
     return x, np.digitize(y[:, 0], [-1.0, 4.0])
-
-
-def test_sample_weights_count_as_in_keras(make_loop: Any, classes: Any) -> None:
-    x, y = classes
-    weight = np.linspace(0, 3, 60).astype("float32")
-    options = {
-        "loss": "sparse_categorical_crossentropy",
-        "metrics": ["accuracy"],
-        "weighted_metrics": ["accuracy", "sparse_categorical_crossentropy"],
-    }
-    found = _fit_both(make_loop, _probabilities, plain_dataset(x, y, weight, batch=20), **options)
-    assert "weighted_accuracy" in found
-    assert found["weighted_accuracy"] != found["accuracy"]
 
 
 def test_weights_of_positions_count_as_in_keras(make_loop: Any) -> None:
@@ -76,13 +70,6 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     history = loop.fit(data, class_weight={1: 3.0}, verbose=0).history
     crossentropy = -np.log(before[np.arange(60), y])
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
-
-
-@needs_keras((3, 16), "a weight of 1 for classes that class_weight leaves out")
-@pytest.mark.parametrize("class_weight", [{0: 3, 2: 0.5}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
-def test_classes_without_a_weight_weigh_1(class_weight: dict[int, float], make_loop: Any, classes: Any) -> None:
-    loss = "sparse_categorical_crossentropy"
-    _fit_both(make_loop, _probabilities, plain_dataset(*classes, batch=20), loss=loss, class_weight=class_weight)
 
 
 def test_masked_steps_do_not_count(make_loop: Any) -> None:
@@ -135,3 +122,49 @@ def test_a_loss_that_is_a_sum_over_the_batch(accumulate: int, make_loop: Any, nu
         return
     with pytest.raises(StepError, match=r"reduction='sum'.*size of the batch"):
         make_loop(("one_device", 1), line_net, sgd, accumulate=2, **options).fit(data, verbose=0)
+
+
+# --- targets and outputs without an axis of their own, [batch]: as in Keras's fit, or refused
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1), L.Reshape(()))
+
+
+def _probability() -> Any:
+    return sequential((4,), L.Dense(1, activation="sigmoid"), L.Reshape(()))
+
+
+def test_a_value_for_each_example(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(numbers[0], numbers[1][:, 0], batch=25)  # unequal shares, and a smaller last batch
+    fit_both(make_loop, _net, data, fit={"validation_data": data}, loss=lambda y, p: keras.ops.square(y - p))
+
+
+def test_a_loss_that_is_no_mean_over_the_batch(make_loop: Any, numbers: Any) -> None:
+    def root(y: Any, y_pred: Any) -> Any:
+        return keras.ops.sqrt(keras.ops.mean((y - y_pred) ** 2, axis=-1))
+
+    data = plain_dataset(numbers[0], (numbers[1][:, 0] > 0).astype("float32"), batch=20)
+    with pytest.raises(StepError, match=r"The loss \(root\) .*one value per example"):
+        make_loop(("mirrored", 2), _probability, loss=root).fit(data, verbose=0)
+    fit_both(make_loop, _probability, data, where=("one_device", 1), loss=root)
+
+
+def test_weights_of_examples(make_loop: Any, numbers: Any) -> None:
+    weight = np.linspace(0, 2, 60).astype("float32")
+    data = plain_dataset(numbers[0], numbers[1][:, 0], weight, batch=20)
+    with pytest.raises(StepError, match=r"mean_squared_error.*\[batch, 1\]"):
+        make_loop(("mirrored", 2), _net).fit(data, verbose=0)
+
+
+def test_one_number_that_is_the_mean(make_loop: Any, numbers: Any) -> None:
+    def loss(y: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+    data = plain_dataset(*numbers, batch=25)
+    fit_both(make_loop, lambda: sequential((4,), L.Dense(1)), data, loss=loss)
+
+
+def test_a_metric_that_is_one_number_for_a_batch(make_loop: Any, numbers: Any) -> None:
+    data = plain_dataset(numbers[0], numbers[1][:, 0], batch=25)
+    fit_both(make_loop, _net, data, fit={"validation_data": data}, metrics=["mae"])

@@ -147,12 +147,3 @@ def test_a_step_of_ones_own_tests_and_predicts_with_other_draws(strategy_of: Any
     found = [draws(history, "val_").ravel(), *(loop.predict(dataset).ravel() for _ in range(2))]
     assert np.unique(np.round(np.concatenate(found), 6)).size == 4 * ROWS
     assert mk.checks.in_sync(strategy, step)  # also where a replica had no rows
-
-
-def test_replicas_of_a_step_of_ones_own_may_draw_the_same(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = OwnStep()
-    step.unchecked = ("seeds",)  # type: ignore[attr-defined]
-    found = draws(mk.train.Loop(strategy, step).evaluate(data()))
-    assert found[0] == found[1]

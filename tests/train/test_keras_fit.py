@@ -173,25 +173,6 @@ def test_fit_is_that_of_keras(strategy_of: Any, made: dict[Any, Any], use: str, 
     assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
 
 
-@pytest.mark.slow
-def test_fit_under_central_storage_is_that_of_keras(strategy_of: Any) -> None:
-    model, ours = twins(plain, strategy_of("central_storage", 2))
-    asked = {"batch_size": 16, "epochs": 2, "validation_split": 0.3, "shuffle": False, "verbose": 0}
-    assert_same_logs(mk.fit(ours, X, Y, **asked).history, model.fit(X, Y, **asked).history, rtol=2e-5)
-    assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
-
-
-@pytest.mark.slow
-def test_fit_of_a_model_on_two_devices_is_that_of_keras(strategy_of: Any) -> None:
-    model = plain()
-    with mk.parallel.Layout({".": 0}, default=1, devices=["cpu:0", "cpu:1"]), strategy_of("one_device", 1).scope():
-        ours = plain()
-    ours.set_weights(model.get_weights())
-    asked = {"batch_size": 16, "epochs": 2, "validation_split": 0.3, "shuffle": False, "verbose": 0}
-    assert_same_logs(mk.fit(ours, X, Y, **asked).history, model.fit(X, Y, **asked).history, rtol=2e-5)
-    assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
-
-
 def test_replicas_draw_what_one_device_draws_that_computes_the_same_shares(strategy_of: Any) -> None:
     """The shares of a batch are its accumulated parts; one device that takes it whole draws other numbers."""
 

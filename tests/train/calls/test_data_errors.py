@@ -14,7 +14,6 @@ from training_helpers import sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import MirrorkitError, StepError
-from mirrorkit.train.requirements.same_rows import asserted_rows, with_same_rows
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
@@ -143,20 +142,6 @@ def test_one_row_is_not_broadcast(make_loop: Any) -> None:
         own_loop(one)
 
 
-def test_one_of_several_inputs_with_other_rows_is_named() -> None:
-    rows = {"a": X, "b": X[:12]}, np.ones((64, 1), np.float32)
-
-    @tf.function(input_signature=[({"a": SPEC[0], "b": SPEC[0]}, OPEN[0])], autograph=False)
-    def look(batch: Any) -> Any:
-        return with_same_rows(batch, 3)
-
-    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        look(rows)
-    text, number = asserted_rows(raised.value.message)
-    assert "component [0][a] has 64, component [0][b] has 12, component [1] has 64" in text
-    assert number == 3
-
-
 def test_rows_that_a_recipe_does_not_have_are_named(loop: Any) -> None:
     def cut(x: tf.Tensor, y: tf.Tensor) -> Any:  # in the last batch, which no check of a map sees
         return x, (y % 4)[: tf.where(tf.reduce_any(y == 49), 15, 16)]
@@ -202,11 +187,6 @@ def test_text_for_a_model_of_numbers_is_named(shape: Any, make_loop: Any) -> Non
         text = message_of(loop, what, tf.data.Dataset.from_tensor_slices(data).batch(16))
         assert text.startswith("The data yields text ")
         assert "where the model takes float32 (None, 3)" in text
-
-
-def test_labels_that_are_text_are_named(loop: Any) -> None:
-    with pytest.raises(MirrorkitError, match=r"A tensor of the data is text in .*StringLookup"):
-        loop.fit(X[:16], np.full(16, "cat"), batch_size=16, verbose=0)
 
 
 def test_targets_that_are_text_are_named(make_loop: Any) -> None:

@@ -129,11 +129,6 @@ def test_a_damaged_one_is_named(storage: ObjectStorage, damage: str) -> None:
     assert place.read(before)[0]["position"]["steps"] == 5
 
 
-def test_where_there_is_none(fresh: Any, address: str) -> None:
-    with pytest.raises(CheckpointError, match="memory://bucket/run"):
-        fresh.restore(address)
-
-
 def test_a_second_run_of_this_machine_is_refused(address: str) -> None:
     first, second = Bucket(address), Bucket(address)
     first.take()

@@ -198,17 +198,6 @@ def test_callbacks_are_known_by_name_and_order(caplog: Any) -> None:
     ]
 
 
-def test_attributes_that_an_older_mirrorkit_saved_are_left_out(caplog: Any) -> None:
-    """Also where the callback has a get_state by now, which would return something else."""
-    one, asked = Counts(), Asked()
-    _states(one, asked).restore([("Counts", "attributes", {"seen": 5}), ("Asked", "attributes", {"state": 1})])
-    assert (one.seen, asked.state, asked.given) == (0, None, [])
-    assert caplog.messages == [
-        f"The checkpoint has the attributes of a callback {name}, which this fit does not take; left out."
-        for name in ("Counts", "Asked")
-    ]
-
-
 def test_a_checkpoint_of_format_1_is_read(fresh: Any, recipe: Any, tmp_path: Path, caplog: Any) -> None:
     fresh.fit(recipe, epochs=1, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
     expected = bits(fresh)

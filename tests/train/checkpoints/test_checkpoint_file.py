@@ -1,4 +1,4 @@
-"""The file of a checkpoint: exact values of every dtype, whole or not there; damage: test_fuzzed_checkpoints.py."""
+"""The file of a checkpoint: exact values of every dtype, whole or not there; damage: test_damaged_files.py."""
 
 from __future__ import annotations
 

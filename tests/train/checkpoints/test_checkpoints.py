@@ -17,7 +17,6 @@ from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.variables import require_same
 
-L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
@@ -124,16 +123,6 @@ def test_a_checkpoint_of_another_model_lists_what_does_not_fit(saved: Any, prese
     assert cure.startswith("Nothing was restored.")
 
 
-def test_a_checkpoint_of_another_model_is_left_alone(make_loop: Any, fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    other = make_loop(("one_device", 1), line_net)
-    fresh.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    before = bits(other)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/{saved_at(5)[0]} is of another .*\n .*momentum"):
-        other.fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert bits(other) == before
-    assert names(tmp_path) == saved_at(5)
-
-
 # --- options and places where it cannot work
 
 
@@ -169,8 +158,3 @@ def test_model_fit_is_told_what_to_use(numbers: Any, tmp_path: Path) -> None:
     model.compile("sgd", "mse")
     with pytest.raises(CheckpointError, match="BackupAndRestore"):
         model.fit(*numbers, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-
-
-def test_evaluate_with_it_does_nothing(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    fresh.evaluate(recipe, callbacks=[mk.train.Checkpoints(tmp_path)])
-    assert names(tmp_path) == []

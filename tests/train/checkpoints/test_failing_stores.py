@@ -1,26 +1,33 @@
-"""Checkpoints beside a run that saves, and in stores that fail: what is whole is found, and errors say what failed."""
+"""Disks and stores that fail beside a run that saves: what is whole is found, and errors say what failed."""
 
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from checkpoint_helpers import names, saved_at
+from checkpoint_helpers import names, saved_at, spoil
+from training_helpers import Interrupted
 
 import mirrorkit as mk
 from mirrorkit import object_storage
+from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints import restore as restoring
 from mirrorkit.train.checkpoints.bucket import Bucket
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- checkpoints beside a run that saves, and in stores that fail: what is whole is found, and errors say what failed
+
 
 ADDRESS = "memory://bucket/run"
 
@@ -29,6 +36,7 @@ ADDRESS = "memory://bucket/run"
 def system(monkeypatch: Any) -> Iterator[Any]:
     """The class of a store in memory, empty at the beginning; what fails there is not tried for long."""
     monkeypatch.setattr(object_storage, "_WAITS", (0.0,))
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
     made = fsspec.filesystem("memory")
     made.store.clear()
     yield type(made)
@@ -165,3 +173,88 @@ def test_a_last_save_that_does_not_end(fresh: Any, recipe: Any, system: Any, mon
             save(fresh, recipe, ADDRESS)
     finally:
         answer.set()
+
+
+# --- folders and disks that cannot be written to: known in time, and the checkpoints before stay whole
+
+
+@pytest.fixture
+def not_root() -> Iterator[None]:
+    """Root may write everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(user)
+
+
+class NoStep(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pytest.fail("trained before it was known that nothing can be saved")
+
+
+@pytest.mark.parametrize("kind", ["inside a read-only one", "below a file"])
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_training(
+    kind: str, fresh: Any, recipe: Any, tmp_path: Path, request: Any
+) -> None:
+    folder = tmp_path / "runs"
+    if "read" in kind:
+        folder.mkdir()
+        folder.chmod(0o555)
+        tmp_path.chmod(0o755)
+        request.getfixturevalue("not_root")
+    else:
+        folder.write_text("a file")
+    target = folder / "first"
+    with pytest.raises(FileError, match=f"cannot be written to {target}: "):
+        fresh.fit(recipe, callbacks=[mk.train.Checkpoints(target), NoStep()], verbose=0)
+
+
+def test_a_full_disk_ends_the_training_and_leaves_the_old_ones_whole(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    savez, made = np.savez, []
+
+    def full(file: Any, **entries: Any) -> None:
+        made.append(file.name)
+        if len(made) >= 3:
+            file.write(b"x" * 100)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        savez(file, **entries)
+
+    monkeypatch.setattr(np, "savez", full)
+    steps: list[int] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps.append(fresh.position.steps)
+
+    with pytest.raises(FileError, match=rf"{tmp_path}/step-0000000006.npz .*No space.*0\.0 MiB"):
+        fresh.fit(recipe, epochs=9, callbacks=[mk.train.Checkpoints(tmp_path, every=2), Watch()], verbose=0)
+    assert 6 <= max(steps) <= 8  # known at the latest when the next one is due
+    assert names(tmp_path) == saved_at(2, 4)
+    monkeypatch.undo()
+    spoil(fresh)
+    assert fresh.restore(tmp_path).steps == 4
+
+
+def test_an_error_in_the_training_is_not_hidden_by_one_in_the_writing(
+    fresh: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, failed = threading.Event(), threading.Event()
+
+    def gone(*args: Any) -> None:
+        started.set()
+        failed.wait(20)
+        raise OSError("the disk is gone")
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                assert started.wait(20)
+                threading.Timer(0.2, failed.set).start()
+                raise Interrupted
+
+    monkeypatch.setattr(checkpoint_file, "write", gone)
+    with pytest.raises(Interrupted), pytest.warns(UserWarning, match="the disk is gone"):
+        fresh.fit(recipe, epochs=2, callbacks=[mk.train.Checkpoints(tmp_path), Fail()], verbose=0)

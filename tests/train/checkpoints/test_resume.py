@@ -123,23 +123,6 @@ def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
     assert len(report.epochs) == 2
 
 
-def test_a_run_that_a_callback_stopped_is_over_too(fresh: Any, recipe: Any, tmp_path: Path) -> None:
-    def fit(epochs: int) -> Any:
-        # with mode="max" the loss gets worse at once, so the first epoch stays the best
-        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
-        return fresh.fit(recipe, epochs=epochs, callbacks=[mk.train.Checkpoints(tmp_path), stopping], verbose=0)
-
-    first = fit(9)
-    best = bits(fresh)
-    assert 2 <= len(first.history["loss"]) < 9
-    spoil(fresh)
-    again = fit(9)
-    assert again.epochs == []
-    assert again.history == first.history
-    assert bits(fresh) == best  # with the best weights, which the callback put back after the last epoch
-    assert len(fit(11).epochs) >= 1
-
-
 # --- restore by hand
 
 

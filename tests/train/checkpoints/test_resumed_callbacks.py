@@ -14,7 +14,6 @@ from training_helpers import At, Interrupted, send_sigterm, set_values, values_o
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.checkpoints.callback_states import CallbackStates
 
 C = keras.callbacks
 pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
@@ -71,15 +70,6 @@ def test_a_run_broken_off_at_ten_places_decides_as_a_whole_one(whole: Any, tmp_p
     assert found.keys() == expected.keys()
     for what in expected:
         assert found[what] == expected[what], what
-
-
-@pytest.mark.slow  # the control of the test above
-def test_without_their_state_callbacks_decide_otherwise(
-    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CallbackStates, "restore", lambda self, states: None)
-    found, expected = _broken_off(whole, tmp_path, [(2, At("on_train_batch_end", 33))]), whole[-1]
-    assert {what for what in expected if found[what] != expected[what]} >= {"history", "remembered", "files", "scalars"}
 
 
 class StopAt(C.Callback):  # type: ignore[name-defined, misc]

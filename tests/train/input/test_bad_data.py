@@ -79,8 +79,6 @@ def test_empty_data_with_a_number_of_steps_ends(loop: Any, numbers: Any) -> None
         ({"steps_per_epoch": 0}, "steps.*found 0"),
         ({"validation_freq": 0}, "validation_freq.*from 1 on"),
         ({"validation_freq": [1, 0]}, r"validation_freq.*found \[1, 0\]"),
-        ({"epochs": True}, "epochs.*found True"),
-        ({"initial_epoch": "1"}, "initial_epoch.*found '1'"),
         ({"verbose": "loud"}, "verbose.*found 'loud'"),
         ({"class_weight": {"cat": 1.0}}, "class_weight.*whole numbers"),
     ],

@@ -11,11 +11,9 @@ import tensorflow as tf
 from training_helpers import largest_difference, linear, plain_dataset, set_values, values_of
 
 import mirrorkit as mk
-from mirrorkit._keras import keras
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 
-L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 

@@ -1,7 +1,10 @@
-"""What each kind of data answers to an `Input`."""
+"""What each kind of data answers to an Input, its order, and the runs of updates of an epoch."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,10 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import StepError
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
 from mirrorkit.train.input.source import Source, source_of
+
+# --- what each kind of data answers to an `Input`
 
 
 class Numbers(mk.data.Recipe):
@@ -76,3 +82,110 @@ def test_what_decides_the_order() -> None:
 def test_what_is_no_data(data: Any) -> None:
     with pytest.raises(StepError, match=r"arrays.*mk\.data\.batches.*mk\.data\.source"):
         source_of(data)
+
+
+# --- an epoch is not finished on the same examples in other files, whose order is another one
+
+
+_X = np.arange(80, dtype=np.float32).reshape(40, 2)
+_SPLIT = mk.data.arrays(_X, np.arange(40) % 2)
+
+
+def _records(folder: Path, layout: int, **options: Any) -> mk.data.Recipe:
+    mk.data.write_records(_SPLIT, folder, num_files=[2, 4][layout])
+    return mk.data.records(folder, global_batch_size=8, **options)
+
+
+def _parquet(folder: Path, layout: int, **options: Any) -> mk.data.Recipe:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"a": _X[:, 0], "b": _X[:, 1], "y": np.arange(40) % 2})
+    folder.mkdir()
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "all.parquet", row_group_size=[20, 10][layout])
+    return mk.data.parquet(folder / "all.parquet", y="y", global_batch_size=8, **options)
+
+
+def _images(folder: Path, layout: int, **options: Any) -> mk.data.Recipe:
+    for number in range(8):
+        name = ["{}", "of_{}"][layout].format([number, 7 - number][layout])
+        path = folder / "ab"[number % 2] / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tf.io.encode_png(np.full([2, 2, 1], number, np.uint8)).numpy())
+    return mk.data.image_folder(folder, image_size=(2, 2), color_mode="grayscale", global_batch_size=4, **options)
+
+
+KINDS: dict[str, Callable[..., mk.data.Recipe]] = {"records": _records, "parquet": _parquet, "images": _images}
+
+
+def _order(recipe: mk.data.Recipe) -> str | None:
+    return source_of(recipe).order
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_knows_the_files(kind: str, tmp_path: Path) -> None:
+    first, other = (_order(KINDS[kind](tmp_path / str(n), n, shuffle=True)) for n in (0, 1))
+    assert first != other
+    shutil.move(tmp_path / "0", tmp_path / "elsewhere")
+    assert _order(KINDS[kind](tmp_path / "0", 0, shuffle=True)) == first  # written again, as they were
+
+
+def test_files_of_other_sizes_are_read_in_the_same_order_without_a_shuffle(tmp_path: Path) -> None:
+    assert _order(_records(tmp_path / "0", 0)) == _order(_records(tmp_path / "1", 1))
+
+
+# --- how the batches of an epoch are divided into runs of updates that are alike
+
+
+def _iterator(steps: int | None, *, whole: int, last: int | None = None, position: int = 0) -> EpochIterator:
+    return EpochIterator(None, steps=steps, size=8, whole=whole, last=last, position=position)
+
+
+@pytest.mark.parametrize(
+    ("position", "steps", "accumulate", "expected"),
+    [
+        (0, 5, 1, [UpdateRun(0, 5, (8,))]),
+        (0, 6, 1, [UpdateRun(0, 5, (8,)), UpdateRun(5, 1, (3,))]),  # the last batch is a smaller one
+        (2, 2, 1, [UpdateRun(2, 2, (8,))]),
+        (5, 1, 1, [UpdateRun(5, 1, (3,))]),
+        (0, 6, 2, [UpdateRun(0, 2, (8, 8)), UpdateRun(4, 1, (8, 3))]),
+        (0, 5, 2, [UpdateRun(0, 2, (8, 8)), UpdateRun(4, 1, (8,))]),
+        (0, 6, 3, [UpdateRun(0, 1, (8, 8, 8)), UpdateRun(3, 1, (8, 8, 3))]),
+        (0, 6, 4, [UpdateRun(0, 1, (8,) * 4), UpdateRun(4, 1, (8, 3))]),
+        (4, 2, 4, [UpdateRun(4, 1, (8, 3))]),
+        (0, 0, 1, []),
+    ],
+)
+def test_runs_of_like_updates(position: int, steps: int, accumulate: int, expected: list[UpdateRun]) -> None:
+    data = _iterator(6, whole=5, last=3, position=position)
+    parts = list(data.parts(steps, accumulate))
+    assert parts == expected
+    assert sum(part.batches for part in parts) == steps
+
+
+def test_updates_of_batches_of_unknown_size_are_made_in_one_call() -> None:
+    data = EpochIterator(None, steps=5, size=None, whole=0)
+    assert list(data.parts(5, 2)) == [UpdateRun(0, 2, (None, None)), UpdateRun(4, 1, (None,))]
+
+
+def test_the_place_in_the_epoch() -> None:
+    data = _iterator(6, whole=5, last=3, position=1)
+    assert data.left == 5
+    data.advance(4)
+    assert (data.position, data.left) == (5, 1)
+    assert [data.size_of(batch) for batch in (0, 4, 5)] == [8, 8, 3]
+    assert _iterator(None, whole=0).left is None
+
+
+def test_batches_that_were_looked_at_are_a_part_of_their_own() -> None:
+    def data(look_at: int) -> HostIterator:
+        made = HostIterator(tf.data.Dataset.range(48).batch(8), steps=6, size=8, whole=6)
+        if look_at:
+            made.look_at(look_at)
+        return made
+
+    assert list(data(0).parts(6, 2)) == [UpdateRun(0, 3, (8, 8))]
+    assert list(data(2).parts(6, 2)) == [UpdateRun(0, 1, (8, 8)), UpdateRun(2, 2, (8, 8))]
+    assert list(data(1).parts(1)) == [UpdateRun(0, 1, (8,))]
+    looked = data(1)
+    looked.advance(1)  # by a call that took them
+    assert list(looked.parts(5)) == [UpdateRun(1, 5, (8,))]
+    assert next(looked.source).numpy().tolist() == list(range(8, 16))

@@ -140,27 +140,6 @@ def test_whatever_is_called_first_builds(first: str, make_loop: Any, numbers: An
     assert loop.step.strategy is loop.strategy
 
 
-def test_a_compiled_model(strategy_of: Any, numbers: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = NETS["subclassed"]()
-        model.compile(keras.optimizers.SGD(0.01), "mse")
-    history = mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data(numbers), verbose=0).history
-    assert history["loss"] == pytest.approx(by_keras("subclassed", numbers)[1]["loss"], rel=1e-5)
-
-
-def test_a_run_is_resumed(tmp_path: Path, make_loop: Any, recipe: Any) -> None:
-    """It is built before the checkpoint is read; there is nothing left to train."""
-    trained: list[int] = []
-    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: trained.append(epoch))
-    loops = [make_loop(("mirrored", 2), NETS["sequential"], keras.optimizers.Adam) for _ in range(2)]
-    for loop in loops:
-        loop.fit(recipe, epochs=1, callbacks=[mk.train.Checkpoints(tmp_path), seen], verbose=0)
-    assert trained == [0]
-    assert_equal(*([v.value.numpy() for v in loop.step.variables] for loop in loops))
-
-
 def test_parts_of_a_loss_function(strategy_of: Any, numbers: Any) -> None:
     """One of two is frozen, and what is not built is neither trained nor forgotten."""
 

@@ -139,32 +139,6 @@ class TwoLayers(L.Layer):
         return compute(x)
 
 
-class Twice(L.Layer):
-    """A cell that calls the same function twice in each time step."""
-
-    def __init__(self, recompute: bool = True) -> None:
-        super().__init__()
-        self.dense, self.recompute = L.Dense(4, "tanh"), recompute
-        self.state_size, self.output_size = 4, 4
-
-    def build(self, shape: Any) -> None:
-        self.dense.build((None, 4))
-
-    def call(self, x: Any, states: Any) -> Any:
-        one = tf.recompute_grad(self.dense) if self.recompute else self.dense
-        h = one(one(states[0]) + x)
-        return h, [h]
-
-
-class InARecurrence(Inner):
-    def __init__(self, recompute: bool = True) -> None:
-        super().__init__()
-        self.recurrent = L.RNN(Twice(recompute))
-
-    def call(self, x: Any) -> Any:
-        return self.norm(self.dense(self.recurrent(tf.stack([x, 2 * x, x], 1))))
-
-
 class OnCondition(Inner):
     def call(self, x: Any) -> Any:
         return self.norm(
@@ -186,12 +160,6 @@ def plain(strategy_of: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("block", [OnCondition, lambda: mk.parallel.Recompute(Recomputed())], ids=["branch", "layer"])
 def test_in_a_branch_and_within_a_layer_that_is_computed_again(strategy_of: Any, block: Any, plain: Any) -> None:
     assert largest_difference(plain, trained(strategy_of("one_device", 1), block)) < 1e-6
-
-
-@pytest.mark.slow  # fast: in a branch, above
-def test_in_a_loop(strategy_of: Any) -> None:
-    one = strategy_of("one_device", 1)
-    assert largest_difference(*(trained(one, InARecurrence, recompute=again) for again in (False, True))) < 1e-6
 
 
 def test_losses_that_count_differently(strategy_of: Any) -> None:

@@ -95,39 +95,3 @@ def test_a_forked_child_is_refused(line: Any, recipe: Any, monkeypatch: pytest.M
         lambda: mk.strategy.create("one_device", devices="cpu:1"),
     ):
         assert re.search(r"forked from process.*spawn", refusal(call))
-
-
-FORK = """
-import os, sys
-import numpy as np
-import mirrorkit as mk
-from mirrorkit._keras import keras
-
-strategy = mk.strategy.create("mirrored", devices="cpu:2")
-with strategy.scope():
-    model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
-data = mk.data.batches(mk.data.arrays(np.ones((8, 3), "float32"), np.ones((8, 1), "float32")), global_batch_size=2)
-loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse"), steps_per_call=1)
-
-class Fork(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 2:
-            child = os.fork()
-            if not child:
-                loop.predict(data)  # refused, which leaves the fit of the parent
-            os.waitpid(child, 0)
-
-try:
-    loop.fit(data, callbacks=[mk.train.Checkpoints("run", every=1), Fork()], verbose=0)
-except mk.errors.StepError as error:
-    print(error, flush=True)
-    os._exit(0)
-print(sorted(os.listdir("run")), loop.position.steps, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_forked_child_leaves_its_parent_alone(run_python: Any) -> None:
-    refused, parent = run_python(FORK).stdout.splitlines()
-    assert re.search(r"Loop\.predict .*forked from process.*spawn", refused)
-    assert parent == f"{[f'step-{n:010d}.npz' for n in (2, 3, 4)]} 4"

@@ -1,4 +1,4 @@
-"""Exact evaluation and prediction in order, on any number of replicas."""
+"""Exact evaluation and prediction in order; and what a Loop says in place of Keras's arguments and methods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import linear, plain_dataset, sequential
+from training_helpers import largest_difference, linear, plain_dataset, sequential, set_values, values_of
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- exact evaluation and prediction in order, on any number of replicas
+
+
+L = keras.layers
 
 
 # --- every example counts once, on any number of replicas: train/test_properties.py
@@ -80,3 +85,40 @@ def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"\[None, 5, 2\] .*\[None, 7, 2\]"):
         loop.predict(data)
     assert loop.predict(data.skip(1).take(1)).shape == (8, 7, 2)
+
+
+# --- what Keras's models have and a Loop has not: what to use comes in place of Python's error
+
+
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.mark.parametrize(("option", "match"), [("workers", "tf.data"), ("max_queue_size", "tf.data")])
+def test_arguments_that_are_gone(option: str, match: str, line: Any) -> None:
+    with pytest.raises(StepError, match=rf"{option}\. {match}"):
+        line.fit(plain_dataset(X, Y, batch=4), **{option: 2})
+
+
+def test_other_arguments_are_left_to_python(line: Any) -> None:
+    with pytest.raises(TypeError, match="'Y'"):
+        line.fit(X, Y=Y)
+
+
+def test_methods_that_a_loop_has_not(line: Any) -> None:
+    with pytest.raises(AttributeError, match=r"train_on_batch.*step\.compute"):
+        line.train_on_batch(X, Y)
+    with pytest.raises(AttributeError, match="'fits'"):
+        line.fits(X)
+
+
+def test_arrays_are_those_of_a_dataset(line: Any, numbers: Any) -> None:
+    x, y = numbers
+    start = values_of(line)
+    line.fit(plain_dataset(x, y, batch=20), verbose=0)
+    expected = values_of(line)
+    set_values(line, start)
+    line.fit(x, y, batch_size=20, verbose=0, shuffle=False)
+    assert largest_difference(values_of(line), expected) < 1e-6
+    np.testing.assert_allclose(line.predict(x), line.predict(plain_dataset(x, batch=20)), rtol=1e-5)
+    of_dataset = line.evaluate(plain_dataset(x, y, batch=20))
+    np.testing.assert_allclose(line.evaluate(x, y)["loss"], of_dataset["loss"], rtol=1e-5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,20 +118,6 @@ def test_a_nan_that_the_loss_does_not_show(
     assert is_finite(values_of(loop))
 
 
-def test_the_end_of_an_epoch_saves_nothing_of_it(hidden: Any, numbers: Any, tmp_path: Path) -> None:
-    loop = hidden(100)
-    seen: list[Any] = []
-    told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
-    with pytest.raises(NonFiniteLossError, match="training steps 0 to 9"):
-        loop.fit(
-            examples(numbers, bad=7),
-            validation_data=examples(numbers),
-            verbose=0,
-            callbacks=[told, mk.train.Checkpoints(tmp_path)],
-        )
-    assert (seen, saved(tmp_path)) == ([], [])
-
-
 def test_a_gradient_that_is_not_finite(make_loop: Any, numbers: Any, tmp_path: Path) -> None:
     loop = make_loop(TWO, slope_at_zero, steps_per_call=1)
     loop.step.model.set_weights([np.ones((4, 1))])
@@ -191,20 +175,6 @@ def test_a_step_of_the_users_own(strategy_of: Callable[..., Any], numbers: Any) 
     loop = mk.train.Loop(strategy, step, steps_per_call=4)
     with pytest.raises(NonFiniteLossError, match="first/kernel"):
         loop.fit(examples(numbers, bad=7), verbose=0)
-
-
-def test_a_signal_saves_nothing_of_it(hidden: Any, numbers: Any, tmp_path: Path) -> None:
-    def send(batch: int, logs: Any = None) -> None:
-        if batch >= 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(NonFiniteLossError, match="first/kernel"):
-        hidden(1).fit(
-            examples(numbers, bad=7),
-            verbose=0,
-            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=send), mk.train.Checkpoints(tmp_path)],
-        )
-    assert saved(tmp_path) == []
 
 
 def test_a_fit_that_begins_with_nan_says_so(hidden: Any, numbers: Any, caplog: Any) -> None:

@@ -11,10 +11,6 @@ EPOCHS = 3
 STEPS = 34  # of an epoch: 530 examples in batches of 16
 
 
-def test_the_description_counts_the_tasks(two_workers):
-    assert two_workers("describe") == "ParameterServerStrategy, 2 workers, 1 ps"
-
-
 def test_a_slow_worker_takes_the_newest_momentum(two_workers):
     velocity = 0.0
     for _ in range(8):

@@ -1,3 +1,5 @@
+"""The settings and rows that workers compare."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import Line
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.errors import StepError
 from mirrorkit.train import Step
 from mirrorkit.train.requirements.settings import plain, settings_of, settings_of_variables
 
@@ -121,3 +126,20 @@ def test_variables_of_tensorflow_have_settings_too():
     variable = keras.Variable(np.zeros((2, 3), "float32"), name="w", trainable=False)
     assert settings_of_variables([variable]) == {"variable 0 (w)": "float32 (2, 3) not trained"}
     assert settings_of_variables([variable.value]) != {}
+
+
+# --- A custom step is given batches whose components have a row for each example, as any other step
+
+
+@pytest.mark.parametrize(
+    ("replicas", "what", "other"),
+    [(1, "evaluate", tf.ones([])), (2, "fit", tf.ones([7, 1]))],
+    ids=["no rows", "fewer rows"],
+)
+def test_a_step_of_ones_own(strategy_of: Any, replicas: int, what: str, other: tf.Tensor) -> None:
+    strategy = strategy_of("mirrored", replicas)
+    data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), other)).repeat(3)
+    with strategy.scope():
+        step = Line()
+    with pytest.raises(StepError, match=r"\[0\] has 8, component \[1\] has (7|no)\."):
+        getattr(mk.train.Loop(strategy, step), what)(data)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line
 from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
@@ -111,17 +110,3 @@ def test_refused_where_replicas_have_no_copies(what: str, strategy_of: Any) -> N
     loop = loop_of(strategy_of("central_storage", 2))
     with pytest.raises(StepError, match=r"remembers.*/calls.*CentralStorageStrategy"):
         getattr(loop, what)(data())
-
-
-@pytest.mark.slow
-def test_a_step_of_ones_own(strategy_of: Any) -> None:
-    """Its layers' state, too, where its `test` and `predict` call them."""
-
-    strategy = strategy_of("mirrored", 4)
-    with strategy.scope():
-        step = Line()
-        step.net = step.model = net()
-    loop = mk.train.Loop(strategy, step)
-    for passes, run in enumerate((loop.evaluate, loop.predict), start=1):
-        run(data())
-        assert_state(loop, expected(passes))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line, cut, train_by_hand
-from training_helpers import KINDS, largest_difference, plain_dataset, sequential
+from step_helpers import Line, train_by_hand
+from training_helpers import KINDS, largest_difference, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -149,47 +149,3 @@ def test_sums_of_unknown_shape_are_refused(strategy_of: Any) -> None:
 
     with pytest.raises(StepError, match="static shape"):
         run(tf.ones(3))
-
-
-class _Gathering(Line):
-    """Least squares of codes against a sum over the whole batch, in training and in evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        first = [keras.layers.Dense(3), keras.layers.MaxPool2D(), keras.layers.Flatten()]
-        self.net = sequential((4, 4, 1), *first, keras.layers.Dense(2))
-
-    def values(self, batch: Any) -> Any:
-        codes = self.net(batch[0])
-        return tf.reduce_sum((codes - 0.1 * tf.reduce_sum(mk.train.all_gather(codes), 0)) ** 2, 1)
-
-    def compute(self, batch: Any) -> Any:
-        weights = self.net.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.values(batch))
-        gradients = tape.gradient(loss, [weight.value for weight in weights])
-        gradients = [tf.ensure_shape(g, weight.shape) for g, weight in zip(gradients, weights, strict=True)]
-        return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(batch[0])[0], tf.float32)}
-
-    def test(self, batch: Any) -> Any:
-        return {"loss": self.values(batch)}
-
-
-def test_it_may_gather_the_whole_batch(strategy_of: Any) -> None:
-    """In training and in evaluation, where two of four shares of the last batch are empty."""
-    x = np.random.default_rng(0).normal(size=(21, 4, 4, 1)).astype("float32")
-    batches = cut(x, sizes=[20, 1])  # on four replicas 5, 5, 5, 5 and 1, 0, 0, 0
-    by_hand = _Gathering()
-    by_hand.build(tf.distribute.get_strategy())
-    expected: dict[str, list[float]] = {"loss": [], "val_loss": []}
-    for _ in range(2):
-        expected["loss"].append(float(by_hand.update(None, by_hand.compute(batches[0]))["loss"]))
-        expected["val_loss"].append(float(tf.reduce_mean(tf.concat([by_hand.values(b) for b in batches], 0))))
-    strategy = strategy_of("mirrored", 4)
-    with strategy.scope():
-        step = _Gathering()
-    validation = mk.data.batches(mk.data.arrays(x), global_batch_size=20)
-    training = plain_dataset(x[:20], batch=20)
-    history = mk.train.Loop(strategy, step).fit(training, validation_data=validation, epochs=2, verbose=0).history
-    assert history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
-    assert largest_difference(step.net.get_weights(), by_hand.net.get_weights()) < 1e-5

@@ -1,7 +1,9 @@
-"""What tracing finds out about a model: the same whatever is called first, and refused where it is not there yet."""
+"""What tracing finds out about a model; joined weights; where a recurrent layer's loop runs."""
 
 from __future__ import annotations
 
+import gc
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from executed import operations
+from step_helpers import cut, numbers_of, train, with_policy
 from training_helpers import sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.optim import packed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.step import facts as facts_
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.totals.totals import FIXED
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- what tracing finds out about a model: the same whatever is called first, and refused where it is not there yet
+
 
 L = keras.layers
 
@@ -130,3 +141,111 @@ def test_tables_are_sent_by_rows_where_that_is_less(replicas: int, always: bool,
     by_rows = [replicas, share, width + 2]
     assert [one.shape.as_list() for one in first] == [by_rows, by_rows, by_rows if always else [40, 32], [32, 1]]
     assert sum(int(tf.size(one)) * 4 for one in first) < 1_000_000
+
+
+# --- the update of a step joins small weights: the same bits as without, with fewer operations
+
+
+def _small_weights() -> Any:
+    frozen = L.Dense(4, trainable=False)
+    return sequential((4,), frozen, L.Dense(5, activation="tanh"), L.LayerNormalization(), L.Dense(3), L.Dense(1))
+
+
+def _mixed() -> Any:
+    with with_policy("mixed_float16"):
+        return _small_weights()
+
+
+def _masked() -> Any:
+    """The loss of an output under a mask has a divisor of its own; a penalty is divided by the number of examples."""
+    inputs = keras.Input((4,))
+    x = L.Masking(mask_value=9.0)(L.Reshape((4, 1))(inputs))
+    for _ in range(3):
+        x = L.Dense(3, bias_regularizer="l2")(x)
+    return keras.Model(inputs, L.Dense(1)(x))
+
+
+_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "options": (_small_weights, {"clip_value": 0.01, "ema": 0.7}),
+    "two divisors": (_masked, {}),
+    "loss_scale": (_mixed, {"loss_scale": 1024.0}),
+}
+
+
+def _adamw() -> Any:
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 10)
+    return keras.optimizers.AdamW(schedule, weight_decay=0.1)
+
+
+def _trained(make_loop: Any, numbers: Any, net: Any, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    x, y = numbers
+    if net is _masked:
+        y = np.repeat(y[:, np.newaxis], 4, axis=1)
+    loop = make_loop(("mirrored", 2), net, _adamw, **options)
+    train(loop, cut(x, y, sizes=[20, 9, 20]))
+    return loop, numbers_of(loop.step.variables)
+
+
+def _operations(loop: Any) -> int:
+    (trace,) = loop.step.for_loop(loop.strategy).functions._new_values._traces.values()
+    return sum(op.type not in ("Placeholder", "Const", "Identity") for op in trace.graph.get_operations())
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c != "options")) for c in _CASES])
+def test_same_bits_with_fewer_operations(
+    case: str, make_loop: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, options = _CASES[case]
+    joined, found = _trained(make_loop, numbers, net, options)
+    monkeypatch.setattr(packed, "_SMALL", -1)
+    apart, expected = _trained(make_loop, numbers, net, options)
+    for want, got in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(want, got)
+    assert _operations(joined) < 0.7 * _operations(apart)
+    _assert_nothing_is_left_behind(joined)
+
+
+def _assert_nothing_is_left_behind(loop: Any) -> None:
+    """The optimizer's twin needs variables while the update is traced, and only then."""
+    (trace,) = loop.step.for_loop(loop.strategy).functions._new_values._traces.values()
+    assert not trace.variables
+    assert not [v for v in loop.step.optimizer.variables if v.name == "joined"]
+    assert not [o for o in gc.get_objects() if isinstance(o, keras.Variable) and o.name == "joined"]
+
+
+# --- A recurrent layer's loop over time runs on its replica's device: copies at each time step would cost more than it
+
+
+TIME = 6
+
+
+def one_output() -> keras.Model:
+    return keras.Sequential([keras.Input((TIME, 3)), L.SimpleRNN(4), L.Dense(1)])
+
+
+def masked_output() -> keras.Model:
+    """Two losses with divisors of their own: one for each example, and one for each step that no mask leaves out."""
+    x = keras.Input((TIME, 3))
+    steps = L.GRU(4, return_sequences=True)(L.Masking()(x))
+    return keras.Model(x, [L.Dense(1, name="each")(steps), L.Dense(1, name="all")(L.SimpleRNN(4)(steps))])
+
+
+def _steps(net: Any) -> tf.data.Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, TIME, 3)).astype("float32")
+    y = rng.normal(size=(8, 1)).astype("float32")
+    each = rng.normal(size=(8, TIME, 1)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, y if net is one_output else (each, y))).batch(8)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("net", [one_output, pytest.param(masked_output, marks=pytest.mark.slow)])
+def test_a_replica_copies_nothing_from_another_at_each_time_step(make_loop: Any, net: Any) -> None:
+    def run() -> None:
+        loss = "mse" if net is one_output else ["mse", "mse"]
+        make_loop(("mirrored", 2), net, loss=loss).fit(_steps(net), verbose=0)
+
+    within = [found for found in operations(run) if re.search(r"replica_1.*(gru|rnn)[^/]*/while", found[1])]
+    assert {op for _, _, op in within} >= {"NextIteration", "TensorListPushBack", "TensorListPopBack"}
+    assert {device for device, *_ in within} == {"CPU:1"}
+    assert not [name for _, name, op in within if op in ("_Recv", "_Send")]

@@ -136,45 +136,6 @@ def test_as_plain_tensorflow(make: Any, x: np.ndarray, assert_replicas_equal: An
     assert_replicas_equal(loop)
 
 
-def test_batches_of_any_nest_in_a_custom_loop(make: Any, x: np.ndarray, strategy_of: Any) -> None:
-    """Four parts, of which a step of a model makes nothing; `compute`, `update` and `test` as of any Step."""
-
-    class Four:
-        def parts(self) -> Parts:
-            return {"encoder": sequential((6,), L.Dense(5, "tanh", kernel_regularizer="l2"))}
-
-        def loss_fn(self, parts: Parts) -> LossFn:
-            return lambda batch: tf.reduce_sum((parts["encoder"](batch[0]) * batch[2][:, None]) ** 2, -1) + batch[3]
-
-    loop, parts = make(("mirrored", 2), Four())
-    strategy, step = strategy_of("mirrored", 2), loop.step
-    batch = (x[:20], {"unused": x[:20]}, np.arange(20.0, dtype="float32"), np.ones(20, "float32"))
-    before = _all(parts)
-    expected = np.mean(Four().loss_fn(parts)(batch)) + sum(map(float, parts["encoder"].losses))
-
-    def halves(context: Any) -> Any:
-        first = 10 * context.replica_id_in_sync_group
-        return tf.nest.map_structure(lambda part: part[first : first + 10], batch)
-
-    rows = strategy.experimental_distribute_values_from_function(halves)
-    logs = tf.function(lambda: step.update(strategy, strategy.run(step.compute, args=(rows,))))()
-    assert float(logs["loss"]) == pytest.approx(expected, rel=1e-5)
-    assert largest_difference(before, _all(parts)) > 1e-3
-
-
-def test_layers_know_whether_it_is_training(make: Any, x: np.ndarray) -> None:
-    """Dropout of all but nothing: while training the loss is 0. A loss function that is told of it: above."""
-
-    class Dropped(Squared):
-        def parts(self) -> Parts:
-            return {"net": sequential((6,), L.Dense(2), L.Dropout(0.999999))}
-
-    loop, _ = make(("mirrored", 2), Dropped())
-    history = loop.fit(_rows(x[:20]), validation_data=_rows(x[:20]), verbose=0).history
-    assert history["loss"] == [0.0]
-    assert history["val_loss"][0] > 0.1
-
-
 def test_predict(make: Any, x: np.ndarray) -> None:
     """By default the first of the models on `x`; else a function of the batch."""
     loop, parts = make(("mirrored", 2), Squared())
@@ -305,13 +266,6 @@ def test_class_weight(make: Any, x: np.ndarray) -> None:
     loop, _ = make(("mirrored", 2), Squared())
     with pytest.raises(StepError, match=r"class_weight weighs a loss by its targets.*Multiply the values in loss_fn"):
         loop.fit(plain_dataset(x, np.arange(41) % 2, batch=20), class_weight={0: 1.0, 1: 2.0})
-
-
-def test_rows_of_every_tensor_of_a_batch(make: Any, x: np.ndarray) -> None:
-    loop, _ = make(("one_device", 1), Squared())
-    for data in (tf.data.Dataset.from_tensors((x[:20], x[:19])), _rows(x).map(lambda x: (x, 1.0))):
-        with pytest.raises(StepError, match="need a row for each example"):
-            loop.fit(data, verbose=0)
 
 
 TAKES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {

@@ -1,15 +1,25 @@
-"""Which rows of a global batch belong to which replica."""
+"""Which rows of a global batch belong to which replica, and one update for several global batches."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import cut, numbers_of, train_by_hand, updates
+from training_helpers import THREE, keras_twin, largest_difference, sequential
 
 import mirrorkit as mk
+from mirrorkit._keras import keras
 from mirrorkit.data import bounds
+from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import some_is_empty
+
+pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
+
+
+# --- which rows of a global batch belong to which replica
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
@@ -34,3 +44,42 @@ def test_whether_a_share_is_empty_is_known_where_the_size_is() -> None:
         return some_is_empty(size, 4)
 
     assert [bool(later(size)) for size in (5, 8)] == [True, False]
+
+
+# --- `accumulate=k`: one update for k global batches, the same as for one batch k times as large
+
+
+L = keras.layers
+
+
+def _net() -> Any:
+    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
+
+
+def _adam() -> Any:
+    return keras.optimizers.Adam(0.01)
+
+
+def _joined(groups: list[Any]) -> list[Any]:
+    return [tuple(np.concatenate(part) for part in zip(*group, strict=True)) for group in groups]
+
+
+def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
+    """Parts of 11, 11 and 2 (a share of three replicas empty), then a remainder of 11 alone, then three more."""
+    loop = make_loop(THREE, _net, _adam, metrics=["mae"], accumulate=3)
+    model, optimizer = keras_twin(_net, loop), _adam()
+    batches = cut(*numbers, sizes=[11, 11, 2, 11, 12, 7, 5])
+    groups = [batches[:3], batches[3:4], batches[4:]]
+    found = updates(loop, groups)
+    losses = train_by_hand(model, optimizer, _joined(groups))
+    np.testing.assert_allclose([logs["loss"] for logs in found], losses, rtol=1e-5)
+    expected = numbers_of([*model.trainable_variables, *optimizer.variables])
+    assert largest_difference(numbers_of(loop.step.variables), expected) < 1e-6  # measured: 6e-8
+    assert int(loop.step.optimizer.iterations.numpy()) == 3
+    assert_replicas_equal(loop)
+
+
+def test_finish_before_add(make_loop: Any) -> None:
+    loop = make_loop(("mirrored", 2), _net, accumulate=2)
+    with pytest.raises(StepError, match=r"step\.add\(batch, part\)"):
+        loop.step.for_loop(loop.strategy).finish()

@@ -1,23 +1,31 @@
-"""`Step.from_compiled`: every loss and metric that Keras's `compile` takes, registered with Keras or not."""
+"""`Step.from_compiled`: what Keras's compile takes; logits taken for probabilities; data in float64."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from training_helpers import assert_same_logs, fit_compiled, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-L = keras.layers
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A global batch of"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
 ]
+
+
+# --- `Step.from_compiled`: every loss and metric that Keras's `compile` takes, registered with Keras or not
+
+
+L = keras.layers
 
 
 def cubic(y: Any, y_pred: Any) -> Any:
@@ -84,3 +92,95 @@ def test_a_second_compile_is_refused(when: str, policy: str, strategy_of: Any, r
             loop.evaluate(data) if when == "before evaluate" else loop.fit(data, epochs=3, verbose=0)
         again = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
     assert again.fit(data, verbose=0).history["loss"]
+
+
+# --- A warning where the model gives logits and the loss takes probabilities, or the other way round
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "cure"),
+    [
+        (None, "sparse_categorical_crossentropy", r"SparseCategoricalCrossentropy\(from_logits=True\)"),
+        (None, keras.losses.BinaryCrossentropy(), r"BinaryCrossentropy\(from_logits=True\)"),
+        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "from_logits=False"),
+        ("sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), "from_logits=False"),
+    ],
+)
+def test_a_loss_that_takes_logits_for_probabilities_is_named(last: Any, loss: Any, cure: str) -> None:
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation=last)])
+    with pytest.warns(UserWarning, match=cure):
+        mk.train.Step(model, keras.optimizers.SGD(), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss"),
+    [
+        ([L.Dense(3)], keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ([L.Dense(3, activation="softmax")], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Softmax()], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Activation("softmax")], "categorical_crossentropy"),
+        ([L.Dense(1)], "mse"),
+        ([L.Dense(1, activation="sigmoid")], "binary_crossentropy"),
+    ],
+)
+def test_a_loss_that_fits_brings_no_warning(layers: list[Any], loss: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mk.train.Step(keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.SGD(), loss=loss)
+
+
+# --- data in float64 trains as in Keras's `fit`, which casts it: `x / 255.0` is in most scripts
+
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (64, 8)) / 255.0, RNG.normal(size=(64, 4))
+WEIGHT = np.linspace(0, 2, 64)
+
+
+class Plain(keras.Model):
+    """Multiplies as it is given, by TensorFlow alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = self.add_weight(shape=(8, 4), initializer="ones")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, self.w.value)
+
+
+def squares(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean((y - y_pred) ** 2, -1)
+
+
+def batches(*arrays: np.ndarray) -> Any:
+    x, y, *weight = arrays
+    return mk.data.batches(mk.data.arrays(x, y, sample_weight=weight[0] if weight else None), global_batch_size=16)
+
+
+def test_it_trains_as_float32_does(make_loop: Any, caplog: Any) -> None:
+    wide, other = (make_loop(("mirrored", 2), Plain, loss=squares, metrics=["mae"]) for _ in range(2))
+    arrays = X, Y, WEIGHT
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        for what in ("fit", "evaluate", "predict"):
+            given = {"verbose": 0} if what == "fit" else {}
+            runs = ((wide, arrays), (other, (array.astype(np.float32) for array in arrays)))
+            found, wanted = (getattr(one, what)(batches(*a), **given) for one, a in runs)
+            if what == "predict":
+                np.testing.assert_array_equal(found, wanted)
+            else:
+                assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
+    assert len([record for record in caplog.records if "float64, which is cast to float32" in record.message]) == 1
+
+
+def test_a_model_that_computes_in_float64_gets_it(make_loop: Any) -> None:
+    """float32 would round these examples to multiples of 8."""
+
+    def net() -> Any:
+        layers = [L.Rescaling(1.0, offset=-1e8, dtype="float64"), L.Dense(4, dtype="float64")]
+        return keras.Sequential([keras.Input((8,), dtype="float64"), *layers])
+
+    loop, data = make_loop(("mirrored", 2), net), batches(X + 1e8, Y)
+    predicted = X @ loop.step.model.get_weights()[0]
+    np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-6)
+    assert loop.evaluate(data)["loss"] == pytest.approx(((predicted - Y) ** 2).mean(), rel=1e-6)
+    assert loop.fit(data, verbose=0).history["loss"][0] < 10

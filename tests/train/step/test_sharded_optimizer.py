@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from device_choice import device_name
-from step_helpers import cut, train, updates, with_far_ones
+from step_helpers import cut, train
 from training_helpers import line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.checkpoints.variables import describe, require_same
-from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.sharded_slots import whole_values
-from mirrorkit.variables import copies, distinct, is_sharded
+from mirrorkit.variables import copies, is_sharded
 
 L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -33,18 +32,6 @@ class Unused(L.Layer):
 
     def call(self, x: Any) -> Any:
         return x * self.scale
-
-
-def _net() -> Any:
-    """Enough small weights that some are joined, and numbers of them that no number of replicas divides."""
-    layers = [L.Dense(7, activation="tanh"), L.BatchNormalization(), L.Dropout(0.2), L.Dense(3)]
-    return sequential((4,), *layers, L.Dense(1))
-
-
-def _decaying() -> Any:
-    optimizer = keras.optimizers.AdamW(0.02, weight_decay=0.1, clipvalue=0.05)
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma"])
-    return optimizer
 
 
 def _scheduled() -> Any:
@@ -80,26 +67,6 @@ def assert_same(one: Any, other: Any) -> None:
     values = [whole_values(loop.step.saved_variables) for loop in (one, other)]
     for about, first, second in zip(described[0], *values, strict=True):
         np.testing.assert_array_equal(second, first, err_msg=about["path"])
-
-
-@pytest.mark.slow  # fast: by hand, below; with rounding and empty shares, in tests/equivalence
-def test_averages_clipping_decay_accumulation_and_skipped_steps(make_loop: Any, numbers: Any) -> None:
-    """One of the updates is skipped, and the last is of a single batch; a callback changes the learning rate.
-
-    The norm is added up in the order of the joined weights.
-    """
-
-    def run(loop: Any) -> Any:
-        batches = with_far_ones(numbers, batch=10, far=(2,))
-        logs = updates(loop, [batches[:2], batches[2:4]])
-        assert loop.step.skipped_steps == 1
-        loop.step.optimizer.learning_rate = 0.03
-        logs += updates(loop, [batches[4:6], batches[:1]])
-        assert int(loop.step.optimizer.iterations.numpy()) == 3
-        return logs
-
-    options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.8, "loss_scale": LossScale(2.0**120, 50)}
-    _run_both(make_loop, ("mirrored", 3), _net, _decaying, run, **options)
 
 
 def test_slots_of_a_weight_without_gradient_stay(make_loop: Any, numbers: Any) -> None:
@@ -168,17 +135,6 @@ def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> 
     np.testing.assert_equal([[copy.numpy() for copy in copies(v)] for v in loop.step.variables], before)
     copies(loop.step.model.trainable_variables[0])[1].assign_add(np.ones((4, 1)))
     assert mk.checks.in_sync(loop.strategy, loop.step).differing == ("sequential/line/kernel",)
-
-
-def test_what_is_not_finite_is_found_in_every_piece(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.01), shard_optimizer=True)
-    (*_, last) = [v for v in loop.step.variables if is_sharded(v)]
-    assert len(distinct(last)) == 2
-    copies(last)[1][1:2].assign([np.nan])
-    found = mk.checks.find_non_finite(loop.step, (numbers[0][:4], numbers[1][:4]))
-    assert "velocity" in str(found)
-    with pytest.raises(StepError, match=r"NaN before training in adam.*velocity"):
-        loop.fit(plain_dataset(*numbers, batch=20), verbose=0, callbacks=[mk.checks.NanWatch()])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import tensorflow as tf
 from step_helpers import cut, train, train_by_hand
 from training_helpers import THREE, keras_twin, largest_difference, plain_dataset, sequential
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
@@ -117,25 +116,6 @@ def test_rows_cut_from_the_global_batch_are_those_gathered(strategy_of: Any, ima
     for size, some in ((2, batches[1:2]), (None, batches)):
         spec = tuple(tf.TensorSpec([size, *part.shape[1:]]) for part in images)
         _assert_as_gathered(strategy_of(*THREE), HostBatch, spec, some)
-
-
-def test_resident_rows_are_those_gathered(strategy_of: Any, images: Any) -> None:
-    """On four replicas, with the random numbers that each draws for its own rows."""
-    strategy, batch, examples = strategy_of("mirrored", 4), 13, 27  # the last one is one row
-    data = mk.data.resident(
-        mk.data.arrays(*(part[:examples] for part in images)),
-        global_batch_size=batch,
-        shuffle=True,
-        augment=[mk.data.augment.flip()],
-    )
-    place = {"size": batch, "whole": examples // batch, "last": examples % batch or None}
-    epoch = ResidentIterator(data, strategy, 0, steps=-(-examples // batch), **place)
-    for index in range(epoch.steps):
-
-        def global_batch(number: tf.Tensor, index: int = index) -> Any:
-            return epoch.batch(epoch.source, number, epoch.size_of(index))
-
-        _assert_as_gathered(strategy, global_batch, tf.TensorSpec([], tf.int32), [tf.constant(index)])
 
 
 def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -> None:

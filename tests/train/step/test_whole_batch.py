@@ -110,24 +110,6 @@ def test_as_one_device(kind: str, make: Any, images: Any, assert_replicas_equal:
     assert_replicas_equal(loop)
 
 
-def test_a_search_for_numbers_that_are_not_finite_sees_the_whole_batch(make: Any, images: Any) -> None:
-    """The logarithm of how many others there are, less one: of a batch a number, of a share alone minus infinity."""
-
-    def of_many(net: Any) -> Any:
-        def loss_fn(batch: Any) -> Any:
-            codes = net(batch[0][0])
-            others = tf.cast(tf.shape(mk.train.all_gather(codes))[0] - 1, "float32")
-            return tf.reduce_sum(codes**2, 1) + tf.math.log(others)
-
-        return loss_fn
-
-    loop, _ = make(("mirrored", 3), of_many, unchecked="rows")
-    batch = tf.nest.map_structure(lambda part: part[:3].copy(), images)
-    assert mk.checks.find_non_finite(loop, batch) is None
-    batch[0][0][2] = np.nan
-    assert str(mk.checks.find_non_finite(loop, batch)).startswith("input 0/0: 16 NaN")
-
-
 class _Gathers(L.Layer):  # type: ignore[name-defined, misc]
     """Takes away the mean over the whole batch."""
 
