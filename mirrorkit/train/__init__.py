@@ -31,6 +31,7 @@ from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
+from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.requirements.model import check_variables as check_variables
 from mirrorkit.train.requirements.model import variables_of as variables_of
@@ -48,6 +49,7 @@ __all__ = [
     "Report",
     "Step",
     "TrainStep",
+    "Transform",
     "Update",
     "all_gather",
     "all_reduce",

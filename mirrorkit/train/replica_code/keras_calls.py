@@ -17,8 +17,9 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
-from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.optim import Joined, functional_apply, trainable_variables
 from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.exact_means import wrap_means
 from mirrorkit.train.replica_code.pure_scope import PureScope
 from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up, this_scope
@@ -152,27 +153,40 @@ def _update(scope: ReplicaScope, optimizer: KerasOptimizer, grads: list[Any], va
     means = scope.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
     with scope.outside():
         scope.applied.append(means)
-        changing = [*own_variables, *optimizer.variables]
-        key = (id(optimizer), *(id(variable) for _, variable in pairs))
+        of, transforms = [variable for _, variable in pairs], scope.transforms[id(optimizer)]
+        changing = [*own_variables, *optimizer.variables, *transforms.variables]
+        key = (id(optimizer), *map(id, of))
         if key not in scope.updates:
             if missing := [path(variable) for g, variable in zip(grads, given, strict=True) if g is None]:
                 warnings.warn(  # as Keras's `apply` does
                     f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
                 )
-            scope.updates[key] = TraceOnce(_pure_update(optimizer, [variable for _, variable in pairs]), reads=True)
+            scope.updates[key] = TraceOnce(_pure_update(optimizer, of, transforms), reads=True)
         own = [scope.own(variable) for variable in changing]
-        new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
+        step = tf.cast(scope.own(optimizer.iterations), tf.int32)
+        new = scope.updates[key]([tf.convert_to_tensor(variable) for variable in own], means, step)
         for variable, value in zip(own, new, strict=True):
             if value is not None:
                 variable.assign(value)
 
 
-def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:
-    """Return an update by gradients of these variables, from the optimizer's variables and its own to their values."""
-    size = len(trainable_variables(optimizer))
+def _pure_update(
+    optimizer: KerasOptimizer, of: Sequence[KerasVariable], transforms: Transforms
+) -> Callable[..., list[tf.Tensor | None]]:
+    """Return an update by gradients of these variables: from the values of all that changes to new ones.
 
-    def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
-        weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
-        return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
+    These are the optimizer's variables, its own, and the states of the transforms.
+    """
+    trained = trainable_variables(optimizer)
+    size, last = len(trained), len(trained) + len(optimizer.variables)
+    apart = Joined(trained, [[place] for place in range(size)])
+
+    def update(values: list[tf.Tensor], means: list[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor | None]:
+        weights, slots, states = values[:size], values[size:last], values[last:]
+        by_id = dict(zip(map(id, of), means, strict=True))
+        gradients, states = transforms([by_id.get(id(one)) for one in trained], states, step, apart)
+        by_id |= zip(map(id, trained), gradients, strict=True)
+        weights, slots = functional_apply(optimizer, weights, slots, [by_id[id(one)] for one in of], of=of)
+        return [None if new is old else new for old, new in zip(values, [*weights, *slots, *states], strict=True)]
 
     return update

@@ -8,7 +8,7 @@ the step, in one message for all that was written.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from mirrorkit.train.keras_model.layer_state import advance, combined, some_foll
 from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.variables import own_copy, path
 
 _within = ThreadLocal(scope=None)
@@ -161,6 +162,7 @@ class ReplicaScope(Assignments):
         plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
+        transforms: of the gradients that each optimizer is given, by its id.
         by_user: whether it is a user who wrote the step, and not Keras.
 
     Attributes:
@@ -175,11 +177,12 @@ class ReplicaScope(Assignments):
         variables: Sequence[Variable],
         plain: Sequence[tf.Variable],
         updates: dict[tuple[int, ...], TraceOnce],
+        transforms: Mapping[int, Transforms],
         *,
         by_user: bool = True,
     ) -> None:
         super().__init__(share.replica, variables, collect_losses=True)
-        self.share, self.updates, self.by_user = share, updates, by_user
+        self.share, self.updates, self.transforms, self.by_user = share, updates, transforms, by_user
         owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []

@@ -29,7 +29,7 @@ def test_a_loss_is_divided_by_the_replicas_elsewhere_only(strategy_of: Any, own:
     def on_replica() -> tf.Tensor:
         if not own:
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
-        with running(ReplicaScope(_alone(), [], [], {})):
+        with running(ReplicaScope(_alone(), [], [], {}, {})):
             return keras.losses.MeanSquaredError()(Y, Y_PRED)
 
     loss = tf.function(lambda: first_replica(strategy, strategy.run(on_replica)), autograph=False)()
@@ -63,7 +63,7 @@ def test_within_it_draws_repeat_and_differ_by_place_and_use(name: str) -> None:
     draw = getattr(tf.random, name) if name in DRAWS else keras.random.normal
 
     def twice(*place: int) -> Any:
-        with running(ReplicaScope(_at(*place), [], [], {})):
+        with running(ReplicaScope(_at(*place), [], [], {}, {})):
             given = tf.range(100) if name == "shuffle" else (100,)
             return draw(given), draw(given)
 
