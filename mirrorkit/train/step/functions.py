@@ -285,8 +285,9 @@ class Functions:
         divisor = share.rows
         if is_part:
             # Several batches make one update, each by its number of rows.
-            is_alone = self._options.accumulate == 1
-            factor, divisor = (None, share.fraction) if is_alone else (share.total, share.rows)
+            factor, divisor = None, share.fraction
+            if self._options.accumulate > 1:
+                factor, divisor = share.total, share.rows
         if not values.scale:
             return factor, divisor
         unscale = (self._options.accumulate if is_part else self._shards) / values.scale[0]
@@ -321,15 +322,15 @@ class Functions:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         rate = [] if self._clock.rate is None else [self._clock.rate]
         with tf.device(HOST):
-            step = tf.cast(self._clock.now().count, tf.int32)
-        old = self._variables.regroup(flat)
-        found = self._apply.update(functools.partial(self._new_values, step), sums, old, rate)
+            step = [tf.cast(self._clock.now().count, tf.int32)] if self._options.transforms else []
+        pure = functools.partial(self._new_values, step)
+        found = self._apply.update(pure, sums, self._variables.regroup(flat), rate)
         if isinstance(self._new_values, TraceOnce):
             require_only_read(self._new_values.variables, self._variables.flat)
         return found
 
     def _pure_new_values(
-        self, step: tf.Tensor, sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
+        self, step: Sequence[tf.Tensor], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor | None], tf.Tensor, Nest]:
         """Return new values and totals, and what is left to do: the gradients of tables, and whether they count.
 
@@ -341,7 +342,7 @@ class Functions:
         divisors = [None if self._shards == 1 else totals[index] for index in self.facts.divisors]
         joined = self._apply.joined(self.facts, self._devices.stages)
         means = self.facts.means(joined, summed, divisors)
-        gradients, transforms = self._transforms(means, old.transforms, step, joined)
+        gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
         weights, slots = self._apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
         state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         iterations = old.slots[self._iterations]

@@ -46,11 +46,11 @@ class Options:
         require_kinds(Options.__annotations__, vars(self), StepError)
         if not isinstance(self.transforms, (list, tuple)):
             raise StepError(f"transforms must be a list of mk.train.Transform objects, found {self.transforms!r}.")
-        clips = {name: getattr(self, name) for name in ("clip_norm", "clip_value")}
-        for name, bound in clips.items():
+        for name in ("clip_norm", "clip_value"):
+            bound = getattr(self, name)
             if bound is not None and not bound > 0:
                 raise StepError(f"{name} must be a positive number, found {bound!r}.")
-        if None not in clips.values():
+        if self.clip_norm is not None and self.clip_value is not None:
             raise StepError(
                 f"clip_norm={self.clip_norm} and clip_value={self.clip_value} exclude each other. Give one of them."
             )
