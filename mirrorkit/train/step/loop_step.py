@@ -101,7 +101,7 @@ class OfUser:
 
     def averaged(self) -> AbstractContextManager[None]:
         """It has none."""
-        raise no_averages("A step of your own, or a train_step of the model's,")
+        raise no_averages("A step of your own, or a model with a train_step of its own,")
 
     def check_labels(self, labels: Nest) -> None:
         """Take any: what they mean is the user's to know."""
