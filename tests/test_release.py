@@ -156,7 +156,7 @@ def test_a_flip_is_found_again_after_a_change_above_it() -> None:
 def test_the_tests_of_a_module_and_of_its_room() -> None:
     named, others, train = stages(ROOT, "mirrorkit/train/step/clock.py")
     assert named == ["tests/train/step/test_clock.py"]
-    assert "tests/train/step/test_clip.py" in others
+    assert "tests/train/step/test_averages.py" in others
     assert "tests/train/test_as_keras.py" in train
     assert not {*named} & {*others}
     assert stages(ROOT, "mirrorkit/files.py")[0] == ["tests/test_files.py"]

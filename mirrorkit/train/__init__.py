@@ -32,6 +32,7 @@ from mirrorkit.train.loop.report import Epoch, Report
 from mirrorkit.train.reduce.gathering import all_gather
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
+from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code import keras_calls as keras_calls  # for what it replaces
 from mirrorkit.train.requirements.model import check_variables as check_variables
@@ -50,6 +51,7 @@ __all__ = [
     "Report",
     "Step",
     "TrainStep",
+    "Transform",
     "Update",
     "all_gather",
     "all_reduce",

@@ -22,7 +22,7 @@ from mirrorkit.optim import ByRows, functional
 from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.reduce import sparse_gradient
+from mirrorkit.train.reduce import sparse_gradient, transforms
 from mirrorkit.train.step import devices, functions, options, replicated_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
@@ -84,15 +84,16 @@ def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
 def _clipped_before(option: str) -> Patch:
     """Clip each replica's mean gradient, and nothing after the reduction."""
     bound = CASES[option].options[option]
-    clip = options.Clip(bound, None) if option == "clip_norm" else options.Clip(None, bound)
-    clip_now = options.Clip.__call__
+    clip = transforms.Clip(bound, None) if option == "clip_norm" else transforms.Clip(None, bound)
+    clip_now = transforms.Clip.update
 
     def clipped(step: Any, sums: Any, replica: int) -> Any:
         count = sums["totals"][totals.DIVISOR]
-        return {**sums, "gradients": [g * count for g in clip_now(clip, [g / count for g in sums["gradients"]])]}
+        gradients, _ = clip_now(clip, [g / count for g in sums["gradients"]], (), 0)
+        return {**sums, "gradients": [g * count for g in gradients]}
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(options.Clip, "__call__", lambda clip, gradients: gradients)
+        monkeypatch.setattr(transforms.Clip, "update", lambda clip, gradients, state, step: (gradients, state))
         _computed(clipped)(monkeypatch)
 
     return patch
@@ -187,7 +188,7 @@ _OFF = [
     _Off(
         "averages",
         ("ema",),
-        _replaced(Averages, "new_values", lambda _: lambda averages, old, weights, iterations: list(weights)),
+        _replaced(Averages, "_mean", lambda _: staticmethod(lambda decay, average, value: value)),
     ),
     _Off(
         "all replicas skip together",

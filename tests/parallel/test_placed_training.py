@@ -64,7 +64,7 @@ def test_each_device_holds_its_half(trained: mk.train.Loop) -> None:
     }
     found = bytes_by_device(v for v in loop.step.variables if len(v.shape) > 0 and "seed" not in v.path)
     assert found == {device: 4 * size for device, size in bytes_by_device(loop.step.model.trainable_variables).items()}
-    sums = [bytes_by_device(of_replica) for of_replica in loop.step.for_loop(loop.strategy).accumulators]
+    sums = [bytes_by_device(of_replica) for of_replica in loop.step.for_loop(loop.strategy).running.variables]
     for replica, of_replica in enumerate(sums):
         assert of_replica[device_name(2 * replica + 1)] == 4 * second
         assert 4 * first < of_replica[device_name(2 * replica)] < 4 * first + 100  # and the totals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,34 @@ def with_policy(policy: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(before)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A transform without a state: what it adds follows from seed, weight and step."""
+
+    seed: int = 0
+
+    def init(self, variables: Any) -> Any:
+        return ()
+
+    def update(self, gradients: Any, state: Any, step: Any) -> Any:
+        return [
+            g + 0.1 * tf.random.stateless_normal(g.shape, [self.seed + i, step]) for i, g in enumerate(gradients)
+        ], state
+
+
+class RunningMean:
+    """One with a state: the mean of the gradients so far, and the last step."""
+
+    def init(self, variables: Any) -> Any:
+        return {"step": -1, "mean": [np.zeros(variable.shape, "float32") for variable in variables]}
+
+    def update(self, gradients: Any, state: Any, step: Any) -> Any:
+        pairs = list(zip(state["mean"], gradients, strict=True))
+        assert all(mean.shape == gradient.shape for mean, gradient in pairs)  # one by one, as the model has them
+        means = [0.5 * mean + 0.5 * gradient for mean, gradient in pairs]
+        return means, {"step": step, "mean": means}
 
 
 class Line:

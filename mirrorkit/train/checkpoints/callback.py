@@ -179,7 +179,7 @@ class Checkpoints(LoopCallback):
         if self._is_bad or (self._at() == self._saved and not again):
             return
         is_averaged = getattr(self.loop.step, "is_averaged", False)  # in a validation on the averages
-        with self.loop.step.for_loop(self.loop.strategy).as_trained() if is_averaged else contextlib.nullcontext():
+        with self.loop.step.supervised(self.loop.strategy).as_trained() if is_averaged else contextlib.nullcontext():
             self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
             variables = require_variables(self.loop.step)
             if self._writes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +47,6 @@ from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
 
 _ALSO: tuple[Need, ...] = ("evaluate", "predict")
-_OF_FIT: tuple[Need, ...] = ("train", "evaluate", "averaged")
 
 
 class Loop:
@@ -209,9 +207,11 @@ class Loop:
             data = data.epochs(max(1, epochs_of_data), first=initial_epoch)
         passes = self._built(data)
         step, model = passes.step, passes.step.model
-        asks = [True, validation_data is not None, validation_averaged]
-        for need in itertools.compress(_OF_FIT, asks):
-            step.require(need)
+        step.require("train")
+        if validation_data is not None:
+            step.require("evaluate")
+        if validation_averaged:
+            step.averaged()  # raises where there are none
         training = passes.training(data, class_weight, steps=steps_per_epoch, carry_on=True)
         given = validation_steps, validation_freq, validate_every, validation_averaged
         validation = Validation.of(self.strategy, validation_data, *given)

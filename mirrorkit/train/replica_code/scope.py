@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable, Nest, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.optim import functional_apply, trainable_variables
+from mirrorkit.optim import Joined, functional_apply, trainable_variables
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
@@ -27,6 +27,7 @@ from mirrorkit.train.keras_model.layer_state import advance, combined, some_foll
 from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.variables import own_copy, path
 
 
@@ -209,6 +210,7 @@ class ReplicaScope(ShareScope, Assignments):
         plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
+        transforms: of the gradients that each optimizer is given, by its id.
 
     Attributes:
         noted: what was assigned since replicas were last equal.
@@ -221,12 +223,13 @@ class ReplicaScope(ShareScope, Assignments):
         variables: Sequence[Variable],
         plain: Sequence[tf.Variable],
         updates: dict[tuple[int, ...], TraceOnce],
+        transforms: Mapping[int, Transforms],
         *,
         by_user: bool = True,
     ) -> None:
         ShareScope.__init__(self, share, by_user)
         Assignments.__init__(self, share.replica, variables, collect_losses=True)
-        self._updates = updates
+        self._updates, self._transforms = updates, transforms
         owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
         self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
@@ -286,17 +289,18 @@ class ReplicaScope(ShareScope, Assignments):
         means = self.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
         with self.outside():
             self.applied.append(means)
-            changing = [*own_variables, *optimizer.variables]
-            key = (id(optimizer), *(id(variable) for _, variable in pairs))
+            of, transforms = [variable for _, variable in pairs], self._transforms[id(optimizer)]
+            changing = [*own_variables, *optimizer.variables, *transforms.variables]
+            key = (id(optimizer), *map(id, of))
             if key not in self._updates:
                 if missing := [path(variable) for g, variable in zip(gradients, given, strict=True) if g is None]:
                     warnings.warn(  # as Keras's `apply` does
                         f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
                     )
-                update = _pure_update(optimizer, [variable for _, variable in pairs])
-                self._updates[key] = TraceOnce(update, reads=True)
+                self._updates[key] = TraceOnce(_pure_update(optimizer, of, transforms), reads=True)
             own = [self.own(variable) for variable in changing]
-            new = self._updates[key]([tf.convert_to_tensor(variable) for variable in own], means)
+            step = tf.cast(self.own(optimizer.iterations), tf.int32)
+            new = self._updates[key]([tf.convert_to_tensor(variable) for variable in own], means, step)
             for variable, value in zip(own, new, strict=True):
                 if value is not None:
                     variable.assign(value)
@@ -332,13 +336,24 @@ def _change(written: Assigned) -> tf.Tensor:
     return tf.cast(now - written.before, tf.float32) if adds_up(written.variable) else advance(written.before, now)
 
 
-def _pure_update(optimizer: KerasOptimizer, of: Sequence[KerasVariable]) -> Callable[..., list[tf.Tensor | None]]:
-    """Return an update by gradients of these variables, from the optimizer's variables and its own to their values."""
-    size = len(trainable_variables(optimizer))
+def _pure_update(
+    optimizer: KerasOptimizer, of: Sequence[KerasVariable], transforms: Transforms
+) -> Callable[..., list[tf.Tensor | None]]:
+    """Return an update by gradients of these variables: from the values of all that changes to new ones.
 
-    def update(values: list[tf.Tensor], means: list[tf.Tensor]) -> list[tf.Tensor | None]:
-        with ambient.set(inlines=True):  # of the optimizer or its schedule
-            weights, slots = functional_apply(optimizer, values[:size], values[size:], means, of=of)
-        return [None if new is old else new for old, new in zip(values, [*weights, *slots], strict=True)]
+    These are the optimizer's variables, its own, and the states of the transforms.
+    """
+    trained = trainable_variables(optimizer)
+    size, last = len(trained), len(trained) + len(optimizer.variables)
+    apart = Joined(trained, [[place] for place in range(size)])
+
+    def update(values: list[tf.Tensor], means: list[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor | None]:
+        weights, slots, states = values[:size], values[size:last], values[last:]
+        by_id = dict(zip(map(id, of), means, strict=True))
+        with ambient.set(inlines=True):  # of a transform, of the optimizer or its schedule
+            gradients, states = transforms([by_id.get(id(one)) for one in trained], states, step, apart)
+            by_id |= zip(map(id, trained), gradients, strict=True)
+            weights, slots = functional_apply(optimizer, weights, slots, [by_id[id(one)] for one in of], of=of)
+        return [None if new is old else new for old, new in zip(values, [*weights, *slots, *states], strict=True)]
 
     return update

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
-from mirrorkit.arguments import whole_number
 from mirrorkit.errors import StepError
 
 
@@ -67,15 +66,3 @@ def _require_no_inner(optimizer: KerasOptimizer) -> None:
                     "give the step the inner optimizer. Averages of the weights, clipping, loss scale and accumulation "
                     "are options of Step: ema, clip_norm, loss_scale, accumulate."
                 )
-
-
-def check_options(clip_norm: float | None, clip_value: float | None, *, accumulate: int, ema: float | None) -> None:
-    """Refuse options of a step that are out of range, or that exclude each other."""
-    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if bound is not None and not bound > 0:
-            raise StepError(f"{name} must be a positive number, found {bound!r}.")
-    if clip_norm is not None and clip_value is not None:
-        raise StepError(f"clip_norm={clip_norm} and clip_value={clip_value} exclude each other. Give one of them.")
-    whole_number("accumulate", accumulate, StepError)
-    if ema is not None and not 0 < ema < 1:
-        raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {ema!r}.")

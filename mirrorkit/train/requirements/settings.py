@@ -71,12 +71,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         # A path may be another on each machine, and so may the code of a lambda, which holds the path of its file.
         return "a path" if os.path.isabs(value) else value if len(value) <= _LONGEST else "a long text"
-    if hasattr(value, "_asdict"):  # a NamedTuple
-        return plain(value._asdict())
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items() if key not in _OWN}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        # Its seed, that of a transform perhaps, must be the same.
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     if isinstance(value, np.generic):

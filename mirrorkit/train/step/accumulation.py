@@ -6,6 +6,7 @@ batch `k` times as large, cut into `k` times as many shards.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -42,12 +43,10 @@ class RunningSums:
             outside_replica(lambda: self._create([tf.TensorSpec(value.shape, value.dtype) for value in values]))
         variables = self.variables[local_replica(self._strategy)]
 
-        def begin() -> tf.Operation:
-            return tf.group(*[v.assign(value).op for v, value in zip(variables, values, strict=True)])
+        def write(name: str) -> tf.Operation:
+            return tf.group(*[getattr(v, name)(value).op for v, value in zip(variables, values, strict=True)])
 
-        def go_on() -> tf.Operation:
-            return tf.group(*[v.assign_add(value).op for v, value in zip(variables, values, strict=True)])
-
+        begin, go_on = (functools.partial(write, name) for name in ("assign", "assign_add"))
         first = tf.get_static_value(part)
         if first is None:
             with tf.device(HOST):  # which decides; asking a GPU it would wait for all that this has to do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,7 +11,9 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
+from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.step.changing import Changing
 from mirrorkit.variables import copies
 
 
@@ -32,55 +35,51 @@ class Averages:
         self.of_state = dict(zip(state.averaged, self.variables[len(weights) :], strict=True))
 
     def new_values(
-        self, averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], iterations: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Return the averages after an update that made `weights`; `iterations` counts the updates before it."""
-        decay = tf.where(iterations == 0, 0.0, self._decay)
-        return [
-            tf.cast(decay, weight.dtype) * average + tf.cast(1 - decay, weight.dtype) * weight
-            for average, weight in zip(averages, weights, strict=True)
-        ]
-
-    def new_state_values(
         self,
-        averages: Sequence[tf.Tensor],
-        old: Sequence[tf.Tensor],
-        new: Sequence[tf.Tensor | None],
+        joined: Joined,
+        old: Changing,
+        weights: Sequence[tf.Tensor | None],
+        state: Sequence[tf.Tensor | None],
         iterations: tf.Tensor,
-    ) -> Iterator[tf.Tensor]:
-        """Yield the averages of layer state after an update; what it leaves as it is, perhaps -inf, is its average."""
-        for average, index in zip(averages, self.of_state, strict=True):
-            after = new[index]
-            yield old[index] if after is None else self.new_values([average], [after], iterations)[0]
+    ) -> list[tf.Tensor]:
+        """Return the averages after an update.
+
+        Args:
+            joined: how small weights are joined.
+            old: all values before the update.
+            weights, state: the weights and the layer state after it; None for what it leaves as it is. The average of
+                such a state, perhaps -inf, is the state itself.
+            iterations: the number of updates before.
+        """
+        mean = functools.partial(self._mean, tf.where(iterations == 0, 0.0, self._decay))
+        after = [before if new is None else new for before, new in zip(old.weights, weights, strict=True)]
+        of_weights, of_state = old.averages[: len(after)], old.averages[len(after) :]
+        averages = joined.split([*map(mean, joined.join(of_weights), joined.join(after))])
+        for average, index in zip(of_state, self.of_state, strict=True):
+            new = state[index]
+            averages.append(old.state[index] if new is None else mean(average, new))
+        return averages
+
+    @staticmethod
+    def _mean(decay: tf.Tensor, average: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        return tf.cast(decay, value.dtype) * average + tf.cast(1 - decay, value.dtype) * value
 
     @contextmanager
-    def in_place(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
-        """Let the weights be the averages within the block, on every replica of this worker."""
-        if self.are_in_place:
-            raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
-        self._swap(strategy)
-        self.are_in_place = True
+    def exchanged(self) -> Iterator[None]:
+        """Exchange weights and averages within the block, on every replica of this worker."""
+        self._exchange()
         try:
             yield
         finally:
-            self._swap(strategy)
-            self.are_in_place = False
+            self._exchange()
 
-    @contextmanager
-    def out_of_place(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
-        """Let the weights be themselves within the block, where they are the averages."""
-        self._swap(strategy)
-        try:
-            yield
-        finally:
-            self._swap(strategy)
-
-    def _swap(self, strategy: tf.distribute.Strategy) -> None:
+    def _exchange(self) -> None:
         for pair in zip(self._weights, self.variables, strict=True):
             for weight, average in zip(*map(copies, pair), strict=True):
                 value = tf.identity(weight)
                 weight.assign(average)
                 average.assign(value)
+        self.are_in_place = not self.are_in_place
 
 
 def no_averages(step: str) -> StepError:

@@ -140,29 +140,22 @@ def _with_variables(
             f"would have to make one update, at its end: {why}. Use mirrored or multi_worker, or "
             "Step.from_loss(model, optimizer, loss_fn)."
         ) from None
-    if options.asked:
+    if asked := sorted({*options.asked} - {"clip_norm", "clip_value", "transforms"}):
         raise StepError(
-            f"Step.from_compiled was given {', '.join(options.asked)} for {name}, whose train_step would have to "
-            f"make one update, at its end: {why}. Write the option into the train_step, or give clipping to its "
-            "optimizers."
+            f"Step.from_compiled was given {', '.join(asked)} for {name}, whose train_step would have to make one "
+            f"update, at its end: {why}. Write the option into the train_step."
         ) from None
-    only_for = element_spec if why.of_data else None
-    return KerasStep(strategy, model, options.unchecked, only_for, by_user=options.runs_keras)
+    return KerasStep(strategy, model, options, element_spec if why.of_data else None)
 
 
 def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
     """Return the options of a step that runs the model's own `train_step`."""
     require_compiled(model)
     private.check(model=model)
-    if model.run_eagerly:
-        raise StepError(
-            f"{type(model).__name__} was compiled with run_eagerly=True, and its train_step is compiled here: what it "
-            "does in Python, it would do once. Leave out run_eagerly; keep what changes in variables."
-        )
     given = {"jit_compile": False} | options
     asked = sorted(set(options) - {"unchecked"})
     own = {"runs_keras": True, "as_compiled": True, "asked": asked, "compiled": compiled_config(model)}
-    return Options.of({}, {}, **given, **own)
+    return Options({}, {}, **given, **own)
 
 
 def require_supervised(step: Supervised | KerasStep) -> Supervised:

@@ -16,9 +16,10 @@ class Changing(NamedTuple):
     """What an update changes, in groups: variables, or their values."""
 
     weights: Values
+    state: Values  # of layers
     slots: Values
-    state: Values
     averages: Values
+    transforms: Values  # their states
     scale: Values
 
     def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:

@@ -8,8 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasMetric, KerasModel, KerasOptimizer, KerasVariable, Nest, PerOutput
+from mirrorkit._types import KerasMetric, KerasModel, KerasOptimizer, Nest, PerOutput
 from mirrorkit.train.keras_model.layer_state import training_argument
+
+
+def _of_model(name: str) -> property:
+    return property(lambda model: list(getattr(model.model, name)), doc="The model's.")
 
 
 class CompiledModel(keras.Model):  # type: ignore[name-defined, misc]
@@ -42,30 +46,11 @@ class CompiledModel(keras.Model):  # type: ignore[name-defined, misc]
         """Call the model."""
         return self.model(x, **training_argument(self.model, bool(training)))
 
-    @property
-    def variables(self) -> list[KerasVariable]:
-        """The model's."""
-        return list(self.model.variables)
-
-    @property
-    def trainable_variables(self) -> list[KerasVariable]:
-        """The model's."""
-        return list(self.model.trainable_variables)
-
-    @property
-    def non_trainable_variables(self) -> list[KerasVariable]:
-        """The model's."""
-        return list(self.model.non_trainable_variables)
-
-    @property
-    def trainable_weights(self) -> list[KerasVariable]:
-        """The model's."""
-        return list(self.model.trainable_weights)
-
-    @property
-    def losses(self) -> list[tf.Tensor]:
-        """What the model's layers add."""
-        return list(self.model.losses)
+    variables = _of_model("variables")
+    trainable_variables = _of_model("trainable_variables")
+    non_trainable_variables = _of_model("non_trainable_variables")
+    trainable_weights = _of_model("trainable_weights")
+    losses = _of_model("losses")  # what layers add
 
     @property
     def metrics(self) -> list[KerasMetric]:

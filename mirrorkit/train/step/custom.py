@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -21,12 +20,11 @@ from mirrorkit.train.reduce.gathering import rows_of_all
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import run_and_combine
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.empty_shares import Communicating, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
-from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.loop_step import Need, OfUser, Pass
 
 
 @runtime_checkable
@@ -79,15 +77,11 @@ class TrainStep(Protocol):
 _METHODS: dict[Need, str] = {"evaluate": "test", "predict": "predict"}
 
 
-class Custom:
+class Custom(OfUser):
     """The `LoopStep` of a user's own step; refuses one that lacks a method.
 
     Its totals are the number of examples, the sum of all the others, and each log times the examples.
     """
-
-    accumulate = 1  # such a step may accumulate by itself
-    loss_index = 1  # not finite when one of the logs is not
-    modes: Mapping[str, str] = {}  # the direction of a custom step's logs is unknown
 
     def __init__(self, strategy: tf.distribute.Strategy, step: Any) -> None:
         needed = ["build", *(["train"] if hasattr(step, "train") else ["compute", "update"])]
@@ -105,9 +99,10 @@ class Custom:
             )
         with strategy.scope():
             step.build(strategy)
-        variables = settings_of_variables(getattr(step, "variables", []))
+        self._step = step
+        variables = settings_of_variables(self.variables)
         require_same(strategy, "step", {"class of the step": type(step).__name__, **variables})
-        if are_placed(strategy, getattr(step, "variables", [])):
+        if are_placed(strategy, self.variables):
             raise StepError(
                 f"The variables of {type(step).__name__} lie on several devices (mk.parallel.Layout), but a custom "
                 "step would compute only on the first. Use mk.train.Step or Step.from_loss, whose computation follows "
@@ -117,7 +112,6 @@ class Custom:
         self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
         if not hasattr(self.model, "optimizer"):
             self.model.optimizer = None  # TensorBoard asks for it
-        self._step = step
         self.strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs
         self.checked: set[str] = set()  # before which kind of pass a batch was checked
@@ -128,28 +122,17 @@ class Custom:
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
-    @property
-    def jit_compile(self) -> bool:
-        """XLA compiles nothing of it by itself."""
-        return False
-
     def can(self, what: Need) -> bool:
         """Return whether the step says how to do this."""
         return what not in _METHODS or hasattr(self._step, _METHODS[what])
 
     def require(self, what: Need) -> None:
         """Refuse what the step does not say how to do."""
-        if what == "averaged":
-            raise no_averages(type(self._step).__name__)
         if not self.can(what):
             raise StepError(
                 f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
                 f"{_METHODS[what]}(batch) (see mk.train.TrainStep), or call its model."
             )
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Such a step has none; see `require`."""
-        raise no_averages(type(self._step).__name__)
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the step once to learn the names of its logs."""
@@ -171,9 +154,6 @@ class Custom:
 
             traced = tf.function(logs, autograph=False).get_concrete_function(element_spec)
             self._names[what] = sorted(traced.structured_outputs)
-
-    def check_labels(self, labels: Nest) -> None:
-        """Take any: what they mean is the user's to know."""
 
     @property
     def unchecked(self) -> Sequence[str]:

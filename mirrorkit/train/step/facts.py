@@ -132,8 +132,7 @@ class TraceFacts:
                     mean = gradient
                     if divisor is not None:
                         mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
-                    before = means[i]
-                    means[i] = mean if before is None else before + mean
+                    means[i] = mean if means[i] is None else means[i] + mean
         return means
 
     @property

@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
+from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import Joined
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.reduce.sparse_gradient import SparseGradient, SummedSparseGradient, as_rows, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, as_rows, dense_of
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.own_step import OwnStep, cannot_train
 from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values, run_pure
 from mirrorkit.train.replica_code.scope import Share
@@ -33,14 +34,14 @@ from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
+from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.tables import needs_rows
 from mirrorkit.train.step.whole_batch import EachExample
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
 class Functions:
-    """The functions of one step; `shards` is into how many one update's examples are cut (replicas times batches)."""
+    """The functions of one step, whose update has as many shards as replicas times batches."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class Functions:
         state: LayerState,
         variables: Changing,
         averages: Averages | None,
+        transforms: Transforms,
         clock: Clock,
-        shards: int,
         devices: OneDevice,
         apply: ReplicatedOptimizer,
         loss: EachExample,
@@ -62,8 +63,8 @@ class Functions:
         self._options = options
         self.state = state
         self.shapes = [tuple(weight.shape) for weight in variables.weights]
-        self._variables, self._averages = variables, averages
-        self._clock, self._shards = clock, shards
+        self._variables, self._averages, self._transforms = variables, averages, transforms
+        self._clock, self._shards = clock, own.replicas * options.accumulate
         self._devices, self._loss = devices, loss
         self._communicate(train=state.synchronized or loss.communicates, test=loss.communicates)
         self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
@@ -136,10 +137,6 @@ class Functions:
         """The numbers of the weights that an update writes in place; see `ReplicatedOptimizer`."""
         return self._apply.tables
 
-    def gather(self, rows: Nest) -> Nest:
-        """What `mk.train.all_gather` does in a trace that is the same for every shard."""
-        return self._loss.gather(rows)
-
     def train_sums(
         self,
         values: Changing,
@@ -203,7 +200,7 @@ class Functions:
         rows = tf.cast(count_examples(batch), tf.float32)
         all_rows = tf.cast(total, tf.float32)
         share = Share(0, self._own.replicas, rows, all_rows, 1.0, lambda: place, ambient.draws)
-        scale = values.scale[0] if self._options.loss_scale is not None and what == "train" else None
+        scale = values.scale[0] if values.scale and what == "train" else None
         # Keras's own step scales its loss: here to its part of the whole batch's, whose gradients are then those of
         # Keras on one device. Another's is a mean over the rows, and as many times larger as there are shards.
         is_part = self._scales and self._shards > 1 and what == "train"
@@ -287,9 +284,10 @@ class Functions:
         divisor = share.rows
         if is_part:
             # Several batches make one update, each by its number of rows.
-            is_alone = self._options.accumulate == 1
-            factor, divisor = (None, share.fraction) if is_alone else (share.total, share.rows)
-        if self._options.loss_scale is None:
+            factor, divisor = None, share.fraction
+            if self._options.accumulate > 1:
+                factor, divisor = share.total, share.rows
+        if not values.scale:
             return factor, divisor
         unscale = (self._options.accumulate if is_part else self._shards) / values.scale[0]
         return unscale if factor is None else factor * unscale, divisor
@@ -322,55 +320,37 @@ class Functions:
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         rate = [] if self._clock.rate is None else [self._clock.rate]
-        found = self._apply.update(self._new_values, sums, flat, rate)
+        with tf.device(HOST):
+            step = [tf.cast(self._clock.now().count, tf.int32)] if self._options.transforms else []
+        pure = functools.partial(self._new_values, step)
+        found = self._apply.update(pure, sums, self._variables.regroup(flat), rate)
         if isinstance(self._new_values, TraceOnce):
             require_only_read(self._new_values.variables, self._variables.flat)
         return found
 
     def _pure_new_values(
-        self, sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+        self, step: Sequence[tf.Tensor], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor | None], tf.Tensor, Nest]:
-        """Return new values and totals, and what is left to do: the gradients of tables, and whether they count."""
-        old, totals = self._variables.regroup(flat), sums["totals"]
-        gradients, rows = self._apply.summed(sums["gradients"], self.facts)
+        """Return new values and totals, and what is left to do: the gradients of tables, and whether they count.
+
+        First the mean gradient, then the transforms of it, then the optimizer, then averages of what that comes to. In
+        all of them small weights are joined, as the optimizer joins them.
+        """
+        totals = sums["totals"]
+        summed, rows = self._apply.summed(sums["gradients"], self.facts)
         divisors = [None if self._shards == 1 else totals[index] for index in self.facts.divisors]
-        weights, slots, averages = self._applied(old, gradients, rows, divisors, rate)
+        joined = self._apply.joined(self.facts, self._devices.stages)
+        means = self.facts.means(joined, summed, divisors)
+        gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
+        weights, slots = self._apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
+        state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
+        iterations = old.slots[self._iterations]
+        averages = self._averages.new_values(joined, old, weights, state, iterations) if self._averages else []
         left = [weights[i] for i in self.tables]
         weights = [None if i in self.tables else value for i, value in enumerate(weights)]
-        state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
-        if self._averages is not None:
-            rest, iterations = old.averages[len(weights) :], old.slots[self._iterations]
-            averages = [*averages, *self._averages.new_state_values(rest, old.state, state, iterations)]
-        new = [*weights, *slots, *state, *averages]
-        if self._options.loss_scale is None:
+        new = [*weights, *state, *slots, *averages, *transforms]
+        if not old.scale:
             return new, totals, (left, [])
-        finite = all_finite(gradients)
+        finite = all_finite(summed)
         new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self._options.loss_scale.new_values(finite, old.scale)], totals, (left, [finite])
-
-    def _applied(
-        self,
-        old: Changing,
-        gradients: Sequence[tf.Tensor],
-        rows: Mapping[int, SummedSparseGradient],
-        divisors: Sequence[tf.Tensor | None],
-        rate: Sequence[tf.Tensor],
-    ) -> tuple[Kept, Kept, Kept]:
-        """Return the new weights, slots and averages of the weights."""
-
-        def average(averages: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-            iterations = old.slots[self._iterations]
-            return [] if self._averages is None else self._averages.new_values(averages, weights, iterations)
-
-        mean = functools.partial(self._mean_gradients, flat=gradients, divisors=divisors)
-        of_weights = old._replace(averages=old.averages[: len(old.weights)])
-        gradient = Gradient(mean, average, rate[0] if rate else None, rows)
-        return self._apply.new_values(of_weights, gradient, self.facts, self._devices.stages)
-
-    def _mean_gradients(
-        self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor | None]
-    ) -> list[tf.Tensor | None]:
-        """Return the clipped gradient of the whole batch: one for each joined weight, None where it has none."""
-        means = self.facts.means(joined, flat, divisors)
-        clipped = iter(self._options.clip([gradient for gradient in means if gradient is not None]))
-        return [None if gradient is None else next(clipped) for gradient in means]

@@ -10,28 +10,29 @@ from mirrorkit._types import KerasModel, KerasOptimizer, PerOutput
 from mirrorkit.errors import StepError
 from mirrorkit.train.step.loss_scale import LossScale
 
+PARTS = ("loss", "metrics", "weighted_metrics", "loss_weights")  # of `compile`, beside the optimizer
+
 
 def require_compiled(model: KerasModel) -> None:
-    """Refuse a model on which `compile` was not called."""
+    """Refuse a model on which `compile` was not called, or that is to run eagerly."""
     if not getattr(model, "compiled", False):
         raise StepError(
             "The model is not compiled. Call model.compile(...) in the strategy's scope, or use mk.train.Step(model, "
             "optimizer, loss=...)."
+        )
+    if model.run_eagerly:
+        raise StepError(
+            f"{type(model).__name__} was compiled with run_eagerly=True, and a step is compiled: what a loss, a layer "
+            "or a train_step does in Python, it would do once. Leave out run_eagerly; keep in a variable what changes, "
+            "and print with tf.print."
         )
 
 
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
     require_compiled(model)
-    if model.run_eagerly:
-        raise StepError(
-            "The model was compiled with run_eagerly=True, and a step is compiled: what a loss or a layer does in "
-            "Python, it would do once. Compile without run_eagerly; keep in a variable what changes, and print with "
-            "tf.print."
-        )
     given = compiled_config(model).config
-    names = ("loss", "metrics", "weighted_metrics", "loss_weights")
-    parts = {"loss": None} | {name: given[name] for name in names if given.get(name) is not None}
+    parts = {"loss": None} | {name: given[name] for name in PARTS if given.get(name) is not None}
     optimizer, scale = without_scale(model.optimizer)
     return {"optimizer": optimizer, **parts} | ({} if scale is None else {"loss_scale": scale})
 

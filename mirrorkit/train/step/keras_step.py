@@ -6,7 +6,6 @@ import contextlib
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -24,14 +23,16 @@ from mirrorkit._types import (
     Variable,
 )
 from mirrorkit.errors import StepError
+from mirrorkit.optim import trainable_variables
 from mirrorkit.strategy import first_replica, local_replica, require_same
 from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
 from mirrorkit.train.keras_model.calling import running
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.draws import require_repeatable
-from mirrorkit.train.replica_code.pure_step import no_gather
+from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
@@ -39,15 +40,15 @@ from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.model import check_same_trainable, check_stateless, check_variables, trainable_of
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
-from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.loop_step import Need, OfUser, Pass
+from mirrorkit.train.step.options import Options
 from mirrorkit.variables import copies, own_copy
 
 
-class KerasStep:
+class KerasStep(OfUser):
     """The `LoopStep` of a model that says itself how it trains.
 
     Its logs are what the model's step returned for the last batch, in which Keras's metrics hold the whole epoch so
@@ -57,36 +58,27 @@ class KerasStep:
     do for others.
     """
 
-    accumulate = 1
-    loss_index = 1  # not finite when one of the logs is not
-    modes: Mapping[str, str] = {}
-    averages = None
-    accumulators: Sequence[Variable] = ()
-    scale: Sequence[Variable] = ()
-
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         model: KerasModel,
-        unchecked: Sequence[str] = (),
+        options: Options,
         only_for: Spec | None = None,
-        *,
-        by_user: bool = True,
     ) -> None:
         check_stateless(model)
         check_variables(strategy, model.variables)
         require_same(
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
-        self.strategy, self.model, self.unchecked, self.only_for = strategy, model, unchecked, only_for
-        self._by_user = by_user
+        self.strategy, self.model, self.unchecked, self.only_for = strategy, model, options.unchecked, only_for
+        self._by_user, self._chain = options.runs_keras, options.chain
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
-        self._optimizers: list[KerasOptimizer] = []
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
         self._updates: dict[tuple[int, ...], TraceOnce] = {}
+        self._transforms: dict[int, Transforms] = {}  # by the id of the optimizer
         self._names: dict[Pass, list[str]] = {}  # of the logs
         self._logs: dict[Pass, Variable] = {}  # of the last batch
         with strategy.scope():
@@ -97,12 +89,11 @@ class KerasStep:
     @property
     def variables(self) -> list[Variable]:
         """The model's, its metrics' and its optimizers', and what the step counts."""
-        metrics = [*keras.Model.metrics.fget(self.model), *self.model.metrics]
         found = [
             *self.model.variables,
             *(variable for layer in layers_of(self.model) for variable in layer.metrics_variables),
-            *(variable for metric in metrics for variable in metric.variables),
-            *(variable for optimizer in self._optimizers for variable in optimizer.variables),
+            *metric_variables(self.model),
+            *self._updated,
             *self._plain,
             *(self._steps, self._seed, *self._logs.values()),
         ]
@@ -118,27 +109,13 @@ class KerasStep:
             )
         return [variable for variable in self.variables if variable is not self._logs.get("test")]
 
-    @property
-    def jit_compile(self) -> bool:
-        """XLA compiles nothing of it by itself."""
-        return False
-
     def can(self, what: Need) -> bool:
-        """It has no averages; see `can` of step_function.py."""
-        return what != "averaged" and can(self.model, what)
+        """See `can` of step_function.py."""
+        return can(self.model, what)
 
     def require(self, what: Need) -> None:
-        """Refuse averages, and what the model does not define."""
-        if what == "averaged":
-            raise no_averages("A model with a train_step of its own")
+        """Refuse what the model does not define."""
         require(self.model, what)
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """It has none; see `require`."""
-        raise no_averages("A model with a train_step of its own")
-
-    def check_labels(self, labels: Nest) -> None:
-        """Take any: what they mean is the model's to know."""
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Trace the model's step once: which optimizers it uses, what it logs; build what Keras's `fit` builds."""
@@ -155,8 +132,9 @@ class KerasStep:
                 _check(optimizer)
                 if not optimizer.built:
                     optimizer.build(weights)
-            self._updated += [v for optimizer, weights in found.values() for v in (*weights, *optimizer.variables)]
-            self._optimizers += [optimizer for optimizer, _ in found.values()]
+                transforms = Transforms(self._chain, trainable_variables(optimizer))
+                self._transforms[id(optimizer)] = transforms
+                self._updated += [*weights, *optimizer.variables, *transforms.variables]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
         if changed := changed_attributes(self.model, before):
             raise StepError(
@@ -240,17 +218,13 @@ class KerasStep:
             return {}
         return dict(zip(self._names[what], copies(self._logs[what])[0].numpy(), strict=True))
 
-    def as_trained(self) -> AbstractContextManager[None]:
-        """Change nothing: its weights are those that are trained."""
-        return contextlib.nullcontext()
-
     @contextlib.contextmanager
     def _scope(self, share: Share, **more: Any) -> Iterator[ReplicaScope]:
         """Within it code of the model runs on this replica's share; afterwards all copies of what it wrote are equal.
 
         Its seeds are variables, which a GPU would have to send to the host.
         """
-        scope = ReplicaScope(share, self.variables, self._plain, self._updates, by_user=self._by_user)
+        scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=self._by_user)
         more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False, **share.draws()}
         with running(self.model, scope, scope=scope, **more):
             yield scope

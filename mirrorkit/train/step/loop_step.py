@@ -12,12 +12,13 @@ from typing import Literal, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, Logs, Nest, Spec, Variable
+from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
 Pass = Literal["train", "test"]
 FirstOf = Literal["train", "test", "predict"]
-Need = Literal["train", "evaluate", "predict", "class_weight", "averaged"]
+Need = Literal["train", "evaluate", "predict", "class_weight"]
 
 
 class LoopStep(Protocol):
@@ -31,19 +32,14 @@ class LoopStep(Protocol):
         loss_index: the entry of the totals that is not finite where the loss is not; entry 0 counts the examples.
         clock: what the host knows of the step that is running.
         jit_compile: whether XLA compiles it, a call on data on the device as a whole; "auto": if it can.
+        model: what callbacks see.
     """
 
     accumulate: int
     loss_index: int
     clock: Clock
-
-    @property
-    def jit_compile(self) -> bool | str:
-        """See above."""
-
-    @property
-    def model(self) -> KerasModel:
-        """What callbacks see."""
+    jit_compile: bool | str
+    model: KerasModel
 
     @property
     def variables(self) -> list[Variable]:
@@ -56,7 +52,7 @@ class LoopStep(Protocol):
         """Raise a `StepError` where it cannot do this."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Let the weights be their averages within the block."""
+        """Let the weights be their averages within the block; raise a `StepError` where there are none."""
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like these, and find out, the first time, what their totals hold."""
@@ -93,3 +89,19 @@ class LoopStep(Protocol):
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals, of one step or added up over many, into logs by name."""
+
+
+class OfUser:
+    """What is known of a step whose code is the user's."""
+
+    accumulate = 1  # it may accumulate by itself
+    loss_index = 1  # not finite when one of the logs is not
+    jit_compile: bool | str = False  # XLA compiles nothing of it by itself
+    modes: Mapping[str, str] = {}  # the direction of its logs is unknown
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """It has none."""
+        raise no_averages("A step of your own, or a model with a train_step of its own,")
+
+    def check_labels(self, labels: Nest) -> None:
+        """Take any: what they mean is the user's to know."""

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import tensorflow as tf
+from typing import Any
 
 from mirrorkit._types import Batch, Nest, PerOutput
-from mirrorkit.arguments import checks_arguments
+from mirrorkit.arguments import require_kinds, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, unpack_batch
+from mirrorkit.train.reduce.transforms import Clip, Transform
 from mirrorkit.train.replica_code.step_function import as_keras
-from mirrorkit.train.requirements.arguments import check_options
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.loop_step import Need
 from mirrorkit.train.step.loss_scale import LossScale
-
-
-class Clip(NamedTuple):
-    """Bounds for the mean gradient, after the reduction, so that it means the same on any number of replicas."""
-
-    norm: float | None  # of all gradients together
-    value: float | None  # of each number; at most one of the two is set
-
-    def __call__(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients within the bounds; they may arrive joined into fewer tensors than there are weights."""
-        if self.norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.norm)
-        if self.value is not None:
-            gradients = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
-        return gradients
 
 
 @dataclass(frozen=True)
@@ -40,12 +22,14 @@ class Options:
 
     losses: Mapping[str, PerOutput]  # arguments of `Losses`
     metrics: Mapping[str, PerOutput]  # and of `Metrics`
-    clip: Clip
-    accumulate: int
-    loss_scale: LossScale | None
-    ema: float | None
-    unchecked: Sequence[str]
-    jit_compile: bool | str  # "auto" becomes False where it does not apply; see `variants.for_strategy`
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    transforms: Sequence[Transform] = ()
+    accumulate: int = 1
+    loss_scale: Any = None  # a `LossScale`, or None
+    ema: float | None = None
+    unchecked: Sequence[str] = ()
+    jit_compile: bool | str = "auto"  # becomes False where it does not apply; see `variants.for_strategy`
     shard_optimizer: bool = False  # each replica keeps 1/N of the optimizer's slots
     sparse_embeddings: bool | str = "auto"  # how tables are updated; "lazy" changes results
     of_values: bool = False  # the model takes whole batches, and its outputs are values of each example (`from_loss`)
@@ -57,39 +41,32 @@ class Options:
     asked: Sequence[str] = ()  # with it: the names of the options that were given
     trains: bool = True  # there is an optimizer
 
-    @classmethod
-    @checks_arguments(StepError)
-    def of(
-        cls,
-        losses: Mapping[str, PerOutput],
-        metrics: Mapping[str, PerOutput],
-        *,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        accumulate: int = 1,
-        loss_scale: str | float | LossScale | None = None,
-        ema: float | None = None,
-        unchecked: Sequence[str] = (),
-        jit_compile: bool | str = "auto",
-        shard_optimizer: bool = False,
-        sparse_embeddings: bool | str = "auto",
-        **others: Any,
-    ) -> Options:
-        """Convert the arguments of `Step`; `others` are attributes."""
-        check_options(clip_norm, clip_value, accumulate=accumulate, ema=ema)
-        return cls(
-            losses,
-            metrics,
-            Clip(clip_norm, clip_value),
-            int(accumulate),
-            LossScale.of(loss_scale),
-            ema,
-            [unchecked] if isinstance(unchecked, str) else list(unchecked),
-            jit_compile,
-            shard_optimizer,
-            sparse_embeddings,
-            **others,
+    def __post_init__(self) -> None:
+        """Refuse options that are out of range, and take those that may be given in several forms."""
+        require_kinds(Options.__annotations__, vars(self), StepError)
+        if not isinstance(self.transforms, (list, tuple)):
+            raise StepError(f"transforms must be a list of mk.train.Transform objects, found {self.transforms!r}.")
+        for name in ("clip_norm", "clip_value"):
+            bound = getattr(self, name)
+            if bound is not None and not bound > 0:
+                raise StepError(f"{name} must be a positive number, found {bound!r}.")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise StepError(
+                f"clip_norm={self.clip_norm} and clip_value={self.clip_value} exclude each other. Give one of them."
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise StepError(f"ema must be a decay between 0 and 1, such as 0.999; found {self.ema!r}.")
+        vars(self).update(  # which nothing may assign later
+            transforms=tuple(self.transforms),
+            accumulate=whole_number("accumulate", self.accumulate, StepError),
+            loss_scale=LossScale.of(self.loss_scale),
+            unchecked=[self.unchecked] if isinstance(self.unchecked, str) else list(self.unchecked),
         )
+
+    @property
+    def chain(self) -> list[Transform]:
+        """What acts on the reduced gradient, in order."""
+        return [Clip(self.clip_norm, self.clip_value), *self.transforms]
 
     @property
     def takes_batches(self) -> bool:
@@ -106,6 +83,15 @@ class Options:
             return tuple(parts)
         return as_keras(parts[0]) if self.runs_keras else parts[0]
 
+    def check_untrained(self) -> None:
+        """Refuse what says how to train."""
+        names = ("clip_norm", "clip_value", "transforms", "accumulate", "loss_scale", "ema", "shard_optimizer")
+        if wrong := [name for name in names if getattr(self, name) != getattr(Options, name)]:
+            raise StepError(
+                f"Step was given {', '.join(wrong)} and no optimizer. Give it an optimizer to train with; a step that "
+                "evaluates and predicts only needs none of these."
+            )
+
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets, averages, an optimizer, or something to measure can do."""
         if what == "train" and not self.trains:
@@ -120,8 +106,6 @@ class Options:
                 "This step has neither a loss nor metrics, so there is nothing to evaluate. Write Step(model, "
                 "metrics=[...]), or Step(model, loss=..., metrics=[...]) with the loss among the logs."
             )
-        if what == "averaged" and self.ema is None:
-            raise no_averages("This step")
         if what == "class_weight" and self.of_values:
             raise StepError(
                 "class_weight weighs a loss by its targets, and Step.from_loss has a function of whole batches. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -17,15 +17,6 @@ from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.train.step.sharded_slots import WholeSlot
 
 Kept: TypeAlias = "list[tf.Tensor | None]"  # new values, None for what stays
-
-
-class Gradient(NamedTuple):
-    """What an optimizer is given for one update."""
-
-    mean: Callable[[Joined], Kept]  # clipped, of the whole batch: one for each joined weight, None where it has none
-    average: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]  # (averages, new weights)
-    rate: tf.Tensor | None  # as of `functional_apply`
-    rows: Mapping[int, SummedSparseGradient] = {}  # of a table, by its number: the rows that `mean` has in place of all
 
 
 class ReplicatedOptimizer:
@@ -66,27 +57,39 @@ class ReplicatedOptimizer:
         return list(gradients), {}
 
     def update(
-        self, pure: Callable[..., Nest], sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+        self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[Kept, tf.Tensor]:
         """Compute new values and totals by `Functions._pure_new_values`."""
-        new: tuple[Kept, tf.Tensor] = pure(sums, list(flat), rate)[:2]
+        new: tuple[Kept, tf.Tensor] = pure(sums, old, rate)[:2]
         return new
 
-    def new_values(
-        self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None
-    ) -> tuple[Kept, Kept, Kept]:
-        """Return new weights, slots and averages of the weights.
+    def joined(self, facts: TraceFacts, stages: Sequence[Hashable] | None) -> Joined:
+        """Return how an update joins weights.
 
         Args:
-            old: the values before; of the averages those of the weights.
-            gradient: what the update follows from.
-            facts: which weights have one.
+            facts: which weights have a gradient.
             stages: for each weight the number of its device, where they differ.
         """
         # It makes variables, which no trace may.
-        packed = outside_replica(lambda: Packed(self._optimizer, facts.has_gradient, stages))
-        weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
-        new, new_slots = functional_apply(packed.optimizer, weights, slots, gradient.mean(packed), rate=gradient.rate)
-        averages = packed.split(gradient.average(packed.join(old.averages), new)) if old.averages else []
-        new, new_slots = none_where_kept(weights, new), none_where_kept(slots, new_slots)
-        return packed.split(new), packed.split_slots(new_slots), averages
+        return outside_replica(lambda: Packed(self._optimizer, facts.has_gradient, stages, elsewhere=self.tables))
+
+    def new_values(
+        self,
+        joined: Any,
+        old: Changing,
+        gradients: Sequence[tf.Tensor | None],
+        rows: Mapping[int, SummedSparseGradient],
+        rate: tf.Tensor | None,
+    ) -> tuple[Kept, Kept]:
+        """Return new weights and slots.
+
+        Args:
+            joined: what the method of this name returned.
+            old: the values before.
+            gradients: one for each joined weight, None where it has none.
+            rows: of a table, by its number: the rows that `gradients` has in place of all.
+            rate: as of `functional_apply`.
+        """
+        weights, slots = joined.join(old.weights), joined.join_slots(old.slots)
+        new, new_slots = functional_apply(joined.optimizer, weights, slots, gradients, rate=rate)
+        return joined.split(none_where_kept(weights, new)), joined.split_slots(none_where_kept(slots, new_slots))

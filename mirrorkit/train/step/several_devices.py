@@ -103,10 +103,10 @@ class SeveralDevices(OneDevice):
     ) -> Callable[..., Any]:
         """The same for an update."""
 
-        def placed(replica: int, devices: Changing, sums: Sums, flat: Sequence[tf.Tensor], *rest: Nest) -> Pairs:
+        def placed(replica: int, devices: Changing, step: Any, sums: Sums, old: Changing, *rest: Nest) -> Pairs:
             of_sums = self.of_sums(facts(), replica)
             yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
-            yield from zip(flat, devices.flat, strict=True)
+            yield from zip(old.flat, devices.flat, strict=True)
 
         return self._following(function, placed, alone=alone)
 

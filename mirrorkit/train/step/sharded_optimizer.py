@@ -31,11 +31,12 @@ from mirrorkit.optim import (
 )
 from mirrorkit.strategy import class_name, has_copies, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
+from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
+from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 
 _WITHOUT = "Or leave out shard_optimizer."
@@ -150,8 +151,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
                 f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
             )
         for option in ("clipnorm", "global_clipnorm"):
-            if getattr(optimizer, option):
-                value = getattr(optimizer, option)
+            if value := getattr(optimizer, option):
                 raise StepError(
                     f"{name}({option}={value}) and shard_optimizer=True exclude each other: the optimizer would clip "
                     f"pieces of gradients. Use Step(..., clip_norm={value}), which is the global norm. {_WITHOUT}"
@@ -193,37 +193,25 @@ class ShardedOptimizer(ReplicatedOptimizer):
         """Return the whole slots."""
         return self.whole
 
-    def new_values(
-        self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None
-    ) -> tuple[Kept, Kept, Kept]:
-        """Return new weights, this replica's new slots, and averages; see `ReplicatedOptimizer`."""
-        # Joined as without sharding: the norm of joined gradients has other bits than that of single ones.
-        joined = Joined.of(self._optimizer, self._weights, facts.has_gradient)
-        means = joined.split(gradient.mean(joined))
-        new, new_slots = self._updated(old.weights, old.slots, means, gradient.rate)
-        present = [before if after is None else after for before, after in zip(old.weights, new, strict=True)]
-        return new, new_slots, list(gradient.average(old.averages, present))
+    def joined(self, facts: TraceFacts, stages: Sequence[Hashable] | None) -> Joined:
+        """Join as without sharding: the norm of joined gradients has other bits than that of single ones."""
+        return Joined.of(self._optimizer, self._weights, facts.has_gradient)
 
-    def _updated(
+    def new_values(
         self,
-        weights: Sequence[tf.Tensor],
-        slots: Sequence[tf.Tensor],
+        joined: Joined,
+        old: Changing,
         gradients: Sequence[tf.Tensor | None],
+        rows: Mapping[int, SummedSparseGradient],
         rate: tf.Tensor | None,
     ) -> tuple[Kept, Kept]:
-        """Return the new weights and this replica's new slots; in replica context.
-
-        Args:
-            weights: values of all weights.
-            slots: this replica's values of the optimizer's variables.
-            gradients: for each weight the mean over the whole batch; None where it has none.
-            rate: as of `functional_apply`.
-        """
+        """Return the new weights and this replica's new slots; in replica context. See `ReplicatedOptimizer`."""
+        weights, slots, means = old.weights, old.slots, joined.split(gradients)
         replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-        has = [gradient is not None for gradient in gradients]
+        has = [mean is not None for mean in means]
         if not all(has) and replica == 0:
             self._warn_of([weight.path for weight, there in zip(self._weights, has, strict=True) if not there])
-        known = [tf.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+        known = [tf.zeros_like(w) if g is None else g for w, g in zip(weights, means, strict=True)]
         new_pieces, new_slots = functional_apply(
             self._optimizer,
             [group.own(weights, replica) for group in self._groups],

@@ -14,12 +14,14 @@ from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model.models import shown
+from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
+from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
 from mirrorkit.train.step.global_batch import OwnRows
-from mirrorkit.train.step.keras_compile import compiled_config, compiled_parts
+from mirrorkit.train.step.keras_compile import PARTS, compiled_config, compiled_parts
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Options
@@ -53,6 +55,8 @@ class Step:
         loss_weights: for several outputs, the number that multiplies each loss.
         clip_norm: largest global norm of the reduced gradient (Pascanu et al. 2013, arXiv:1211.5063).
         clip_value: largest absolute value of a number in the reduced gradient; not together with `clip_norm`.
+        transforms: objects that change the reduced, clipped gradient before the optimizer gets it, in this order; see
+            `mk.train.Transform`.
         accumulate: global batches for one update, which equals that of one batch as large as all of them.
         loss_scale: "dynamic", a fixed number or a `mk.train.LossScale`; mixed_float16 needs one. A step whose reduced
             gradient is not finite is skipped and counted.
@@ -77,7 +81,6 @@ class Step:
         StepError: the parts do not fit each other, or cannot mean the same on several replicas.
     """
 
-    @checks_arguments(StepError)
     def __init__(
         self,
         model: KerasModel,
@@ -89,6 +92,7 @@ class Step:
         loss_weights: PerOutput = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        transforms: Sequence[Transform] = (),
         accumulate: int = 1,
         loss_scale: str | float | LossScale | None = None,
         ema: float | None = None,
@@ -103,11 +107,12 @@ class Step:
         self._begin(
             model,
             optimizer,
-            Options.of(
+            Options(
                 {"loss": loss, "loss_weights": loss_weights},
                 {"metrics": metrics, "weighted_metrics": weighted_metrics},
                 clip_norm=clip_norm,
                 clip_value=clip_value,
+                transforms=transforms,
                 accumulate=accumulate,
                 loss_scale=loss_scale,
                 ema=ema,
@@ -140,7 +145,8 @@ class Step:
         `Loop` runs these as they are (docs/porting.md). Each replica runs them on its rows of the batch. What they
         compute over rows must be a mean over rows; on several replicas the first batch is checked for this. A
         `train_step` that makes one update, and logs what its metrics say, trains under every strategy and with every
-        option. Another, such as a GAN's, trains under one_device, mirrored and multi_worker, without options.
+        option. Another, such as a GAN's, trains under one_device, mirrored and multi_worker, with no options but
+        `clip_norm`, `clip_value` and `transforms`.
 
         Args:
             model: a compiled Keras model.
@@ -155,7 +161,7 @@ class Step:
             step._begin(model, model.optimizer, options_of_keras(model, options))
             return step
         step = cls(model, **{**compiled_parts(model), **options})
-        is_as_compiled = not {"optimizer", "loss", "metrics", "weighted_metrics", "loss_weights"} & set(options)
+        is_as_compiled = not {"optimizer", *PARTS} & set(options)
         asked = sorted(set(options) - {"unchecked"})
         config = compiled_config(model)
         step._options = dataclasses.replace(step._options, compiled=config, as_compiled=is_as_compiled, asked=asked)
@@ -212,7 +218,7 @@ class Step:
         Raises:
             StepError: the parts do not fit each other, or cannot mean the same on several replicas.
         """
-        wrong = sorted({"loss", "metrics", "weighted_metrics", "loss_weights"} & set(options))
+        wrong = sorted({*PARTS} & set(options))
         if wrong:
             raise StepError(needs_targets(wrong))
         trained = LossModel(models, loss_fn, frozen)
@@ -338,24 +344,29 @@ class Step:
         Raises:
             StepError: the step has no averages, is not built yet, or is already within such a block.
         """
-        self._options.require("averaged")
+        if self._options.ema is None:
+            raise no_averages("This step")
         return self._require_built().averaged()
 
     @property
     def is_averaged(self) -> bool:
         """Whether the weights are currently the averages."""
-        averages = None if self._built is None else self._built.averages
-        return averages is not None and averages.are_in_place
+        averages = getattr(self._built, "averages", None)
+        return bool(averages and averages.are_in_place)
 
     @property
     def skipped_steps(self) -> int:
         """How many updates the loss scale has skipped because the gradient was not finite; 0 without a loss scale."""
-        return int(self._built.scale[2].value.numpy()) if self._built is not None and self._built.scale else 0
+        return int(self._scale[2])
 
     @property
     def current_loss_scale(self) -> float:
         """The current factor on the loss; 1 without a loss scale."""
-        return float(self._built.scale[0].value.numpy()) if self._built is not None and self._built.scale else 1.0
+        return float(self._scale[0])
+
+    @property
+    def _scale(self) -> list[Any]:
+        return [variable.value.numpy() for variable in getattr(self._built, "scale", [])] or [1, 0, 0]
 
     def _require_built(self) -> Supervised:
         if self._built is None:

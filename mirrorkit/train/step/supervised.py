@@ -17,6 +17,7 @@ from mirrorkit.train.keras_model.calling import predict_with, require_assignable
 from mirrorkit.train.keras_model.floatx import Cast
 from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, unpack_batch, with_known_shapes
+from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import can, require
@@ -37,7 +38,6 @@ from mirrorkit.train.step.assigned import run_and_combine, write_tested
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.devices import OnFirst
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
@@ -57,6 +57,11 @@ class Supervised:
     Attributes:
         functions: the arithmetic.
         only_for: see `KerasStep`.
+        jit_compile: whether XLA compiles what a replica computes, or whole calls; "auto" where it is tried.
+        is_whole: whether the loss is over the whole batch, so that a share has none by itself.
+        is_synchronized: whether a layer talks to the other replicas.
+        on_first: of a placed model, what lets a function compute on the devices of the first replica; else None.
+        running: with `accumulate`, the variables that add up an update's batches.
     """
 
     loss_index = LOSS
@@ -95,19 +100,28 @@ class Supervised:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
                 self.scale = options.loss_scale.create()
+            transforms = Transforms(options.chain, weights)
         self._compiled = None if options.compiled is None else compiled_config(model)
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
         self.model, self.optimizer = shown or model, optimizer  # what callbacks see
-        self.options, self.accumulate = options, options.accumulate
+        self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
         self.checked: set[str] = set()  # before which kind of pass a batch was checked
-        self.clock = Clock(optimizer, self.scale[2] if self.scale else None, state.seeds, always=options.runs_keras)
-        averages = [] if self.averages is None else self.averages.variables
-        self._changing = Changing(weights, list(optimizer.variables), state.variables, averages, self.scale)
+        self.clock = Clock(
+            optimizer,
+            self.scale[2] if self.scale else None,
+            state.seeds,
+            always=bool(options.runs_keras or options.transforms),
+        )
+        averages = self.averages.variables if self.averages else []
+        groups = averages, transforms.variables, self.scale
+        self._changing = Changing(weights, state.variables, list(optimizer.variables), *groups)
         self._devices = variants.make_devices(options, strategy, self._changing)
         self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
-        self._loss = variants.make_loss(options, self.shards)
+        loss = variants.make_loss(options, self.shards)
+        self.is_whole, self.is_synchronized = loss.is_whole, state.synchronized
+        self.on_first = self._devices.on_first
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
         self._outputs_with = self._devices.predicting(self._pure_outputs)
@@ -117,11 +131,11 @@ class Supervised:
             state=state,
             variables=self._changing,
             averages=self.averages,
+            transforms=transforms,
             clock=self.clock,
-            shards=self.shards,
             devices=self._devices,
             apply=self._apply,
-            loss=self._loss,
+            loss=loss,
             own=own,
         )
         self._in_place = self._apply.in_place(weights)
@@ -133,19 +147,17 @@ class Supervised:
             in_place=self._in_place,
             reduce=lambda sums: self._devices.reduce(sums, self.functions.facts),
         )
-        self._running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
+        self.running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
-        """Weights, layer state, optimizer slots, averages, loss scale."""
-        weights, slots, state, averages, scale = self._changing
-        return [*weights, *state, *slots, *averages, *scale]
+        """Weights, layer state, optimizer slots, averages, states of transforms, loss scale."""
+        return self._changing.flat
 
     @property
     def saved_variables(self) -> list[Variable | WholeSlot]:
         """The same with whole slots, as they are without sharding."""
-        weights, slots, state, averages, scale = self._changing
-        return [*weights, *state, *self._apply.saved(slots), *averages, *scale]
+        return self._changing._replace(slots=self._apply.saved(self._changing.slots)).flat
 
     @property
     def kept(self) -> list[Variable]:
@@ -158,29 +170,15 @@ class Supervised:
         """Let the weights be their averages within the block; see `Step.averaged`."""
         if self.averages is None:
             raise no_averages("This step")
+        if self.averages.are_in_place:
+            raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
         no_update = int(self._iterations.value.numpy()) == 0  # so the averages are the weights
-        return contextlib.nullcontext() if no_update else self.averages.in_place(self.strategy)
+        return contextlib.nullcontext() if no_update else self.averages.exchanged()
 
     def as_trained(self) -> contextlib.AbstractContextManager[None]:
-        """Let the weights be those of the training within the block, where they are their averages."""
-        if self.averages is None or not self.averages.are_in_place:
-            return contextlib.nullcontext()
-        return self.averages.out_of_place(self.strategy)
-
-    @property
-    def accumulators(self) -> list[list[tf.Variable]]:
-        """With `accumulate` the variables that add up an update's batches, of each replica of this worker."""
-        return self._running.variables
-
-    @property
-    def jit_compile(self) -> bool | str:
-        """Whether XLA compiles what a replica computes, or whole calls; "auto" where it is tried."""
-        return self.options.jit_compile
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the loss is over the whole batch, so that a share has none by itself."""
-        return self._loss.is_whole
+        """Let the weights, which are their averages, be those of the training within the block."""
+        assert self.averages is not None
+        return self.averages.exchanged()
 
     def can(self, what: Need) -> bool:
         """Evaluate and predict it always can, but for a model whose own step calls its parts alone."""
@@ -219,20 +217,6 @@ class Supervised:
     def totals(self) -> Totals:
         """What the totals hold; after `prepare`."""
         return self.functions.totals
-
-    @property
-    def is_synchronized(self) -> bool:
-        """Whether a layer talks to the other replicas."""
-        return self._layer_state.synchronized
-
-    @property
-    def on_first(self) -> OnFirst | None:
-        """Of a placed model, what lets a function compute on the devices of the first replica; else None."""
-        return self._devices.on_first
-
-    def gather(self, rows: Nest) -> Nest:
-        """Do what `mk.train.all_gather` does in this step."""
-        return self.functions.gather(rows)
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals, the same for both passes."""
@@ -282,11 +266,11 @@ class Supervised:
 
     def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
         """Add the sums of one of an update's batches to the others'; those of part 0 replace the last update's."""
-        self.strategy.run(lambda: self._running.add(self.sums(batch, part), part))
+        self.strategy.run(lambda: self.running.add(self.sums(batch, part), part))
 
     def finish(self) -> tf.Tensor:
         """Update from what `add` has added up; returns the totals of all its batches."""
-        return self._update.after(self._running.read)()
+        return self._update.after(self.running.read)()
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
@@ -363,6 +347,6 @@ class Supervised:
 
         With `in_place`, in replica context, tables stay variables.
         """
-        known, groups = dict(known or {}), self._changing._replace(slots=[], averages=[])
+        known, groups = dict(known or {}), self._changing._replace(slots=[], averages=[], transforms=[])
         known |= {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
         return Changing(*[[known[id(v)] if id(v) in known else read(v) for v in group] for group in groups])

@@ -8,7 +8,7 @@ second copy of weight and slots is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,17 +17,17 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows, Packed, functional_apply, slots_by_name, treats_numbers_alike
+from mirrorkit.optim import ByRows, Joined, slots_by_name, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient, summed
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
-from mirrorkit.train.step.changing import Changing, none_where_kept
+from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.train.step.loss_scale import only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.replicated_optimizer import Gradient, Kept, ReplicatedOptimizer
+from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
 
 LAZY = "lazy"  # of `Step(sparse_embeddings=)`
 _WITHOUT = "Leave out sparse_embeddings: then tables are updated as Keras updates them."
@@ -92,34 +92,39 @@ class TableOptimizer(ReplicatedOptimizer):
         return sums, rows
 
     def new_values(
-        self, old: Changing, gradient: Gradient, facts: TraceFacts, stages: Sequence[Hashable] | None
-    ) -> tuple[Kept, Kept, Kept]:
-        """Return new weights, slots and averages; in place of a table's new value its gradient (see `update`)."""
-        packed = outside_replica(lambda: Packed(self._optimizer, facts.has_gradient, stages, elsewhere=self.tables))
-        weights, slots = packed.join(old.weights), packed.join_slots(old.slots)
-        means = gradient.mean(packed)
-        of_tables: dict[int, tf.Tensor | RowGradient | None] = {}
+        self,
+        joined: Joined,
+        old: Changing,
+        gradients: Sequence[tf.Tensor | None],
+        rows: Mapping[int, SummedSparseGradient],
+        rate: tf.Tensor | None,
+    ) -> tuple[Kept, Kept]:
+        """Return new weights and slots; in place of a table's new value its gradient (see `update`)."""
+        means, of_tables = list(gradients), dict[int, "tf.Tensor | RowGradient | None"]()
         for i in self.tables:
-            place = packed.group_of(i)
-            of_tables[i] = _of_rows(means[place], gradient.rows.get(i))
-            means[place] = None if means[place] is None else tf.zeros_like(weights[place])
-        new, new_slots = functional_apply(packed.optimizer, weights, slots, means, rate=gradient.rate)
-        new, new_slots = none_where_kept(weights, new), none_where_kept(slots, new_slots)
-        every = [of_tables.get(i, value) for i, value in enumerate(packed.split(new))]
-        held = [None if place in self._slots else value for place, value in enumerate(packed.split_slots(new_slots))]
-        return every, held, []
+            place = joined.group_of(i)
+            of_tables[i] = mean = means[place]
+            if mean is not None and i in rows:
+                of_tables[i] = RowGradient(rows[i].ids, tf.gather(mean, rows[i].number))
+            means[place] = None if mean is None else tf.zeros_like(old.weights[i])
+        new, new_slots = super().new_values(joined, old, means, rows, rate)
+        every = [of_tables.get(i, value) for i, value in enumerate(new)]
+        held = [None if place in self._slots else value for place, value in enumerate(new_slots)]
+        return every, held
 
     def update(
-        self, pure: Callable[..., Nest], sums: Sums, flat: Sequence[tf.Tensor], rate: Sequence[tf.Tensor]
+        self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[Kept, tf.Tensor]:
-        """Write the tables and their slots, of which `flat` has the variables; return the other new values."""
-        weights, slots = flat[: len(self._shapes)], flat[len(self._shapes) :][: len(self._optimizer.variables)]
-        _separate([one for one in flat if isinstance(one, tf.Variable)])
-        values = [tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one for one in flat]
-        new, totals, (gradients, finite) = pure(sums, values, rate)
+        """Write the tables and their slots, of which `old` has the variables; return the other new values."""
+        _separate([one for one in old.flat if isinstance(one, tf.Variable)])
+
+        def value(one: tf.Tensor | tf.Variable) -> tf.Tensor:
+            return tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one
+
+        new, totals, (gradients, finite) = pure(sums, tf.nest.map_structure(value, old), rate)
         for i, gradient in zip(self.tables, gradients, strict=True):
             if gradient is not None:
-                self._write(i, weights[i], slots, gradient, [*rate], finite)
+                self._write(i, old.weights[i], old.slots, gradient, [*rate], finite)
         return new, totals
 
     def _write(
@@ -248,7 +253,12 @@ def needs_rows(why: str) -> StepError:
 
 def _excluded(options: Options, optimizer: KerasOptimizer) -> str | None:
     """Return why these options cannot be with tables that are updated in place; None where they can."""
-    given = {"ema": options.ema, "jit_compile": options.jit_compile is True, "shard_optimizer": options.shard_optimizer}
+    given = {
+        "ema": options.ema,
+        "transforms": options.transforms,  # which see whole gradients
+        "jit_compile": options.jit_compile is True,
+        "shard_optimizer": options.shard_optimizer,
+    }
     if options.sparse_embeddings == LAZY:  # which rows were looked up is known for one batch at a time
         given |= {"accumulate": options.accumulate > 1, "whole_batch": options.whole_batch}
     for name, value in given.items():
@@ -290,9 +300,3 @@ def _separate(variables: Sequence[tf.Variable]) -> None:
             one.scatter_update(tf.IndexedSlices(tf.zeros([0, *one.shape[1:]], one.dtype), tf.zeros([0], tf.int64)))
 
     outside_replica(write_no_row)
-
-
-def _of_rows(mean: tf.Tensor | None, rows: SummedSparseGradient | None) -> tf.Tensor | RowGradient | None:
-    if mean is None or rows is None:
-        return mean
-    return RowGradient(rows.ids, tf.gather(mean, rows.number))

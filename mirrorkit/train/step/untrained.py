@@ -1,4 +1,4 @@
-"""A step without an optimizer, which evaluates and predicts: no option of the training, and what stands in for one."""
+"""What stands in for the optimizer of a step that only evaluates and predicts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer
-from mirrorkit.errors import StepError
-from mirrorkit.train.step.options import Options
-
-
-def check(options: Options) -> None:
-    """Refuse what says how to train."""
-    clip_norm, clip_value = options.clip
-    given = {
-        "clip_norm": clip_norm is not None,
-        "clip_value": clip_value is not None,
-        "accumulate": options.accumulate != 1,
-        "loss_scale": options.loss_scale is not None,
-        "ema": options.ema is not None,
-        "shard_optimizer": options.shard_optimizer,
-    }
-    if wrong := [name for name, is_given in given.items() if is_given]:
-        raise StepError(
-            f"Step was given {', '.join(wrong)} and no optimizer. Give it an optimizer to train with; a step that "
-            "evaluates and predicts only needs none of these."
-        )
 
 
 def stand_in(strategy: tf.distribute.Strategy, model: KerasModel) -> KerasOptimizer:

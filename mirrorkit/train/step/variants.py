@@ -13,7 +13,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.reduce import xla
-from mirrorkit.train.step import tables, untrained
+from mirrorkit.train.step import tables
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice, are_placed
 from mirrorkit.train.step.options import Options
@@ -29,7 +29,7 @@ def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> No
     if not isinstance(options.jit_compile, bool) and options.jit_compile != xla.AUTO:
         raise StepError(f'jit_compile must be True, False or "auto"; found {options.jit_compile!r}.')
     if optimizer is None:
-        untrained.check(options)
+        options.check_untrained()
         return
     if options.shard_optimizer:
         ShardedOptimizer.check(optimizer)

@@ -106,7 +106,8 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
                 memory[name][what] += bytes_of(copy)
                 resources[id(copy.handle)] = name
     is_built = isinstance(step, Step) and step.strategy is not None
-    sums = step.for_loop(step.strategy).accumulators if is_built else ()  # of several batches, a set for each replica
+    running = getattr(step.for_loop(step.strategy), "running", None) if is_built else None
+    sums = running.variables if running else ()  # of several batches, a set for each replica
     for name, variables in zip(names, sums, strict=False):
         for variable in variables:
             memory[name]["accumulated"] += bytes_of(variable)

@@ -78,6 +78,6 @@ def test_without_the_checks_the_bits_are_the_same(
     asked = _without_requirements(monkeypatch)
     found = trained()
     assert {*checked} == {"train", "test", "predict"}
-    assert asked >= {"check_model", "check_optimizer", "check_options", "check_tensors", "require_same_rows"}
+    assert asked >= {"check_model", "check_optimizer", "check_tensors", "require_same_rows"}
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line
+from step_helpers import Line, Noise
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -38,13 +38,18 @@ DIFFERING = [
         {"loss": lambda: keras.losses.BinaryCrossentropy(label_smoothing=0.1)},
         ["losses/loss/label_smoothing of the step"],
     ),
-    ({"clip_norm": lambda: 1.0}, ["clip/norm of the step"]),
+    ({"clip_norm": lambda: 1.0}, ["clip_norm of the step"]),
+    ({"transforms": lambda: [Noise(seed=2)]}, ["transforms/0/seed of the step"]),
     ({"accumulate": lambda: 2}, ["accumulate of the step"]),
     ({"ema": lambda: 0.5}, ["ema of the step"]),
     ({"loss_scale": lambda: 8.0}, ["loss_scale/initial of the step"]),
     ({"jit_compile": lambda: True}, ["jit_compile of the step"]),
 ]
-USUAL = {"metrics": lambda: [keras.metrics.BinaryAccuracy()], "loss": lambda: keras.losses.BinaryCrossentropy(True)}
+USUAL = {
+    "transforms": lambda: [Noise(seed=1)],
+    "metrics": lambda: [keras.metrics.BinaryAccuracy()],
+    "loss": lambda: keras.losses.BinaryCrossentropy(True),
+}
 
 
 @pytest.mark.parametrize(("other", "names"), DIFFERING, ids=lambda value: str(list(value)))

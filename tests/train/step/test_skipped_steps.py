@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import numbers_of, train, with_far_ones
+from step_helpers import RunningMean, numbers_of, train, with_far_ones
 from training_helpers import sequential
 
 from mirrorkit._keras import keras
@@ -30,7 +30,7 @@ def _bits(variables: Any) -> list[bytes]:
 
 
 def test_a_skipped_step_leaves_every_bit_as_it_was(make_loop: Any, numbers: Any) -> None:
-    """Weights, slots, iterations, averages, moving statistics, seeds, a layer's counter; the loss is still reported."""
+    """Weights, slots, averages, transforms, moving statistics, seeds, a layer's counter; the loss is still reported."""
 
     class Counts(L.Layer):
         def build(self, shape: Any) -> None:
@@ -45,6 +45,7 @@ def test_a_skipped_step_leaves_every_bit_as_it_was(make_loop: Any, numbers: Any)
         return sequential((4,), frozen, L.BatchNormalization(), Counts(), L.Dropout(0.5), L.Dense(1))
 
     options = {"loss_scale": LossScale(initial=_HUGE, growth_steps=50), "ema": 0.9, "clip_norm": 1.0}
+    options["transforms"] = [RunningMean()]
     loop = make_loop(("mirrored", 2), net, _adam, **options)
     step, (good, far, last) = loop.step, with_far_ones(numbers, batch=10, far=(1,))[:3]
     train(loop, [good])

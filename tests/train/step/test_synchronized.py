@@ -13,7 +13,6 @@ from training_helpers import THREE, keras_twin, largest_difference, plain_datase
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.step.empty_shares import Communicating
