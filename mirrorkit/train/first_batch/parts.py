@@ -57,7 +57,7 @@ _STATE = (
 )
 
 
-def compare_shares(step: KerasStep, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
+def compare_shares(step: KerasStep, batch: Batch, what: FirstOf) -> bool:
     """Refuse a model's own step that on shares of a batch does not come to what it does on all rows.
 
     Returns whether there were rows that can tell a difference: of fewer than there are replicas each computes all.
@@ -196,7 +196,7 @@ def _require_failing(step: Supervised | KerasStep, parts: Nest, what: FirstOf, e
             continue
         cure = ANY_ROWS
         break
-    if cure == ANY_ROWS or what == "predict" or _is_own(step):
+    if cure == ANY_ROWS or what == "predict" or isinstance(step, KerasStep) or step.options.runs_keras:
         raise StepError(
             f"{_name(step, what)} cannot be run on {count} rows and on shares of them: {told(error)} {cure} If this is "
             'right, leave the check out: unchecked="rows".'
@@ -204,15 +204,10 @@ def _require_failing(step: Supervised | KerasStep, parts: Nest, what: FirstOf, e
     _log.warning("The first batch could not be checked: %s", told(error))
 
 
-def _is_own(step: Supervised | KerasStep) -> bool:
-    """Return whether the model says itself how it trains."""
-    return isinstance(step, KerasStep) or step.options.runs_keras
-
-
 def _sets(step: Supervised | KerasStep, parts: Nest) -> list[Nest]:
     """Return the rows that the step is run on."""
-    if not _is_own(step):
-        return [few_rows(step.model, parts)]
+    if isinstance(step, Supervised) and not step.options.runs_keras:
+        return [few_rows(step.trained, parts)]
     there = _size(parts)
     size = min(seen_by(step.model, parts), there if there < 2 * _SETS else there // _SETS)
     if isinstance(step, KerasStep):  # a row for each replica

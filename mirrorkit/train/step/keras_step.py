@@ -37,6 +37,7 @@ from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
+from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import check_same_trainable, check_stateless, check_variables, trainable_of
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
@@ -121,6 +122,8 @@ class KerasStep(OfUser):
         """Trace the model's step once: which optimizers it uses, what it logs; build what Keras's `fit` builds."""
         require_same_compile(self.model, self._compiled)
         check_same_trainable(self._trainable)
+        if self.strategy.num_replicas_in_sync > 1:
+            check_tensors(element_spec)
         require_same_rows(element_spec)
         if what in self._names:
             return

@@ -7,6 +7,7 @@ from typing import Any
 import faulty_models
 import own_models
 import pytest
+import tensorflow as tf
 from own_models import WGAN
 from test_own_train_step import loop_of
 from training_helpers import plain_dataset
@@ -64,6 +65,15 @@ def test_batches_of_as_many_rows_as_replicas_are_compared(strategy_of: Any) -> N
     loop = loop_of(lambda: faulty_models.compiled(faulty_models.SumOfRows), strategy_of("mirrored", 2))
     with pytest.raises(StepError, match="gives its update 1 gradients"):
         loop.fit(plain_dataset(*own_models.data(2), batch=2), epochs=1, verbose=0)
+
+
+def test_ragged_rows_are_refused_by_name(strategy_of: Any) -> None:
+    """Of a step with several updates."""
+    loop = loop_of(lambda: faulty_models.compiled(faulty_models.SumInTheTracker), strategy_of("mirrored", 2))
+    x, y = own_models.data(8)
+    ragged = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(x), y)).batch(4)
+    with pytest.raises(StepError, match="RaggedTensors"):
+        loop.fit(ragged, epochs=1, verbose=0)
 
 
 @pytest.mark.parametrize("kind", [faulty_models.SumInTheTracker, faulty_models.SumOfRows])
