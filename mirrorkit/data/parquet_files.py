@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import zlib
@@ -10,19 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
-from mirrorkit.data import parquet_reading, remote_files
+from mirrorkit.data import remote_files
 from mirrorkit.data.disk import paths_of, require_regular
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
-from mirrorkit.data.parquet_reading import Table, damaged
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.parquet_reading import Cursor, Table, as_written, damaged
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of, versions
-from mirrorkit.data.tfrecords import tell_few_streams
+from mirrorkit.data.streamed import Arrays, Reader, RowRanges, Streamed, by_cursors
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
 
@@ -30,7 +27,7 @@ Names = str | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet(PreparedRecipe):
+class Parquet(Streamed):
     """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
 
     `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.
@@ -84,6 +81,9 @@ class Parquet(PreparedRecipe):
     shuffle_buffer: int = 65_536
     _table: Table = field(init=False, repr=False)
 
+    begins_with_last = False
+    few_streams = "Write the files with a smaller row_group_size."
+
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
         whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
@@ -105,36 +105,6 @@ class Parquet(PreparedRecipe):
         if self.one_hot and (self.num_classes is None or not self._are_classes(by_name)):
             raise RecipeError("one_hot=True needs class indices (integers) in y, one column, and num_classes.")
 
-    def dataset(
-        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`; of those before at most a row group is decoded.
-
-        With `input_context`, of each batch only the rows that the replicas of this worker train on: consecutive ones,
-        in the order of the replicas. All rows where some replica would get none.
-
-        Raises:
-            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-        """
-        self._check_position(epoch, start)
-        self._check_map()
-        both = self._rows_of_both(input_context)
-        rows = (both[0].made, both[1].made)
-        if self.shuffle:
-            cure = "Write the files with a smaller row_group_size."
-            tell_few_streams(self._table.files[0], self._streams(epoch), input_context, cure)
-        length = None if both[1].size else both[0].made_end - both[0].made_first
-        spec = tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
-        read = tf.data.Dataset.from_generator(
-            functools.partial(self._read, rows, epoch, start), output_signature=spec
-        ).apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
-
-        def batch(step: tf.Tensor, columns: tuple[tf.Tensor, ...]) -> Any:
-            rows = None if input_context is None else self.rows_of(step, input_context)
-            return self.finish(self._element(columns), epoch=epoch, step=step, rows=rows)
-
-        return self._made(read.enumerate(start), batch)
-
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
@@ -147,27 +117,29 @@ class Parquet(PreparedRecipe):
         found = f"{self.shuffle_buffer} {self._table.columns} {files} {footers} {versions(self._table.files)}"
         return f"{super().identity(epoch, start)} {found}"
 
-    def _read(self, rows: parquet_reading.RowRanges, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
-        table, numbers = self._table, {"seed": self.seed, "epoch": epoch}
-        if self.shuffle:
-            size = self.global_batch_size
-            streams = self._streams(epoch)
-            per_block = max(1, self.shuffle_buffer // 2 // size)
-            steps = self.steps_per_epoch
-            found = parquet_reading.shuffled(table, streams, rows, start, **numbers, per_block=per_block, steps=steps)
-        else:
-            found = parquet_reading.as_written(table, rows, list(self.batch_sizes()), start)
-        return map(tuple, found)
+    @property
+    def _first_file(self) -> str:
+        return self._table.files[0]
+
+    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
+        return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
+
+    def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
+        return as_written(self._table, rows, list(self.batch_sizes()), start)
 
     def _streams(self, epoch: int) -> Streams:
         numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
         return draw_streams(self._table.counts, **numbers, seekable=False, most=self._table.most_streams)
 
+    def _reader(self, streams: Streams, chunk: int) -> Reader:
+        # A store is asked for several row groups at the same time.
+        return by_cursors(lambda stream: Cursor(self._table, streams.pieces[stream]), at_once=self._table.is_remote)
+
     def _first_examples(self, number: int) -> tuple[Any, ...]:
-        element = self._element(tuple(map(tf.constant, self._table.as_written().read(0, number))))
+        element = self._element(*map(tf.constant, self._table.as_written().read(0, number)))
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
 
-    def _element(self, columns: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+    def _element(self, *columns: tf.Tensor) -> tuple[Any, ...]:
         """Put columns where the model takes them."""
         by_name = dict(zip((column.name for column in self._table.columns), columns, strict=True))
         if isinstance(self.y, str) and (by_name[self.y].dtype.is_integer or by_name[self.y].dtype.is_bool):

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.data.parquet_columns import Column, pyarrow
-from mirrorkit.data.record_streams import MOST, EqualBatches, FileRange, Streams
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
+from mirrorkit.data.record_streams import MOST, FileRange, between
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader
+from mirrorkit.data.streamed import Arrays, RowRanges
 from mirrorkit.errors import DataError, MirrorkitError
 
 _OPEN = 256 << 20  # bytes of the row groups that are read at the same time
 _PIECE = 8 << 20  # bytes that are read of one at a time
 _BUFFER = 64 << 10  # bytes of a column that are read of a file at a time
-
-Arrays = list[np.ndarray]  # one for each column
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +67,7 @@ class Cursor:
     """
 
     def __init__(self, table: Table, pieces: Sequence[FileRange]) -> None:
-        self._table = table
-        self._streams = Streams((tuple(pieces),), _NONE, _NONE)
+        self._table, self._pieces = table, pieces
         self._group = -1
         self._batches: Iterator[Any] = iter(())  # what follows of the open group
         self._held: Any = None  # a record batch
@@ -81,8 +79,8 @@ class Cursor:
         Raises:
             DataError: a file that is damaged or cannot be read; values that a column must not have.
         """
-        parts = [part for piece in self._streams.part(0, first, end) for part in self._of_group(*piece)]
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        parts = [part for piece in between(self._pieces, first, end) for part in self._of_group(*piece)]
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
     def _of_group(self, group: int, first: int, size: int) -> Iterator[Arrays]:
         if group != self._group or first < self._begin:
@@ -99,7 +97,7 @@ class Cursor:
 
     def _values(self, batch: Any) -> Arrays:
         path = self._table.files[self._table.groups[self._group][0]]
-        return [column.values(batch.column(column.name), path) for column in self._table.columns]
+        return tuple(column.values(batch.column(column.name), path) for column in self._table.columns)
 
     def _go_on(self) -> None:
         """Hold the next rows; after the last ones the file is closed, or its pages would stay in memory."""
@@ -133,11 +131,6 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
         yield from opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 
-_NONE = EqualBatches(1, np.zeros(2, np.int64))
-
-RowRanges = tuple[tuple[int, int], tuple[int, int]]  # those asked for of a whole batch, and of the last, smaller one
-
-
 def as_written(table: Table, rows: RowRanges, sizes: Sequence[int], start: int) -> Iterator[Arrays]:
     """Yield the rows that are asked for of each batch from `start` on, in the order of the files.
 
@@ -147,71 +140,6 @@ def as_written(table: Table, rows: RowRanges, sizes: Sequence[int], start: int) 
     for step in range(start, len(sizes)):
         first, end = rows[sizes[step] < sizes[0]]
         yield cursor.read(step * sizes[0] + first, step * sizes[0] + end)
-
-
-def shuffled(
-    table: Table, streams: Streams, rows: RowRanges, start: int, *, seed: int, epoch: int, per_block: int, steps: int
-) -> Iterator[Arrays]:
-    """Yield the rows that are asked for of each batch from `start` on, `steps` in all, of shuffled streams.
-
-    A block is what a stream gives to `per_block` batches. So the place of a row depends neither on who asks nor on
-    `start`. The last, smaller batch is a block of its own, of the last rows of each stream.
-    """
-    cursors: dict[int, Cursor] = {}
-    after, given = max(0, start - streams.whole.number), np.diff(streams.whole.totals)
-    kinds = [(streams.whole, 0 * given, start, per_block), (streams.last, given, after, 1)]
-    for kind, (batches, begins, first, together) in enumerate(kinds):
-        if first >= batches.number or (kind and steps == streams.whole.number):  # there is no smaller batch to give
-            continue
-        own = rows[kind]
-        for begin in range(first // together * together, batches.number, together):
-            edges = np.arange(begin, min(begin + together, batches.number) + 1)
-            key = [seed, epoch, kind, begin // together]
-            block = _Block(batches, begins, edges, own, key)
-            for stream in block.streams:
-                if stream not in cursors:
-                    cursors[stream] = Cursor(table, streams.pieces[stream])
-
-            def rows_of(stream: int, block: _Block = block) -> Arrays:
-                return cursors[stream].read(*block.span(stream))
-
-            # a store is asked for several row groups at the same time
-            parts = (in_parallel if table.is_remote else map)(rows_of, block.streams)
-            held = [np.concatenate(column) for column in zip(*parts, strict=True)]
-            for places in block.places()[max(0, first - begin) :]:
-                yield [column[places] for column in held]
-
-
-class _Block:
-    """Consecutive batches, and the streams that have rows of them that are asked for."""
-
-    def __init__(
-        self, batches: EqualBatches, begins: np.ndarray, edges: np.ndarray, own: tuple[int, int], key: list[int]
-    ) -> None:
-        taken = batches.taken(edges)
-        self._begins, self._own, self._key = begins, own, key
-        self._given = np.diff(taken, axis=0)  # by each stream before each edge
-        self.streams = [stream for stream in batches.streams_of(*own) if np.ptp(self._given[stream])]
-        self._rows = np.diff(taken, axis=1)  # of each batch, those before each stream's
-
-    def span(self, stream: int) -> tuple[int, int]:
-        """Which of its rows a stream gives to the block."""
-        first, end = self._begins[stream] + self._given[stream, [0, -1]]
-        return int(first), int(end)
-
-    def places(self) -> np.ndarray:
-        """Where the rows of each batch are among what the streams give, one after the other, [batches, rows]."""
-        size = int(self._rows[-1, 0])
-        found = np.zeros([self._rows.shape[1], size], np.int64)
-        offset = 0
-        for stream in self.streams:
-            counts = np.diff(self._given[stream])
-            batch = np.repeat(np.arange(len(counts)), counts)
-            number = np.arange(len(batch))
-            row = self._rows[stream][batch] + number - np.repeat(np.cumsum(counts) - counts, counts)
-            found[batch, row] = offset + np.random.default_rng([*self._key, stream]).permutation(len(batch))
-            offset += len(batch)
-        return found[:, slice(*self._own)]
 
 
 def damaged(path: str, why: object, group: int | None = None) -> DataError:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import bisect
 import logging
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.record_lengths import (
@@ -31,24 +30,22 @@ class Segment(NamedTuple):
     """Consecutive examples of one file, and how to read them.
 
     Attributes:
-        path: of the file; of one at an address, what `RemoteFile.as_text` returns.
         offset: the byte at which to begin.
         skip: how many examples to pass over from there.
         size: how many to read then.
-        buffer: how many bytes to read at a time; of a file at an address, how many there are to read.
+        length: about how many bytes to read.
     """
 
-    path: str
     offset: int
     skip: int
     size: int
-    buffer: int
+    length: int
 
-
-def columns(segments: Sequence[Segment]) -> tuple[np.ndarray, ...]:
-    """Return an array for each attribute of segments."""
-    paths, *numbers = zip(*segments, strict=True) if segments else ((), (), (), (), ())
-    return (np.array(paths, np.str_), *(np.array(column, np.int64) for column in numbers))
+    @property
+    def buffer(self) -> int:
+        """How many bytes to read at a time: buffers tile the examples, so that what lies behind is not read."""
+        buffers = max(1, -(-self.length // BUFFER))
+        return max(1 << 10, -(-self.length // buffers))
 
 
 class RecordIndex:
@@ -90,7 +87,7 @@ class RecordIndex:
 
     @property
     def is_remote(self) -> bool:
-        """Whether TensorFlow reads copies, since the files are at addresses."""
+        """Whether the files are at addresses, of which TensorFlow reads copies."""
         return isinstance(self.files[0], RemoteFile)
 
     @property
@@ -148,8 +145,13 @@ class RecordIndex:
                     "set again, with mk.data.write_records."
                 )
 
+    @property
+    def per_buffer(self) -> int:
+        """About how many examples of a local file lie in a buffer; 1 where that is unknown."""
+        return 1 if self.reads_through else max(1, BUFFER * self.counts[0] // max(1, self._size(0)))
+
     def segment(self, file: int, first: int, count: int) -> Segment:
-        """How to read `count` examples of a file from the `first` on."""
+        """How to read `count` examples of a file from the `first` on; of one at an address see `segments`."""
         offset, skip = self._place(file, first)
         if self.compression:  # where they lie among the compressed bytes is unknown; about here
             length = -(-self._size(file) * (first + count) // max(1, self.counts[file]))
@@ -157,14 +159,11 @@ class RecordIndex:
             length = self._size(file) - offset
         else:
             length = self._place(file, first + count)[0] - offset
-        # buffers that tile the examples: what lies behind them is not read
-        buffers = max(1, -(-length // BUFFER))
-        return Segment(self.files[file], offset, skip, count, max(1 << 10, -(-length // buffers)))
+        return Segment(offset, skip, count, length)
 
     def segments(self, file: int, first: int, count: int) -> list[Segment]:
         """How to read `count` examples of a file from the `first` on; of one at an address, several small segments."""
-        path = self.files[file]
-        if not isinstance(path, RemoteFile):
+        if not self.is_remote:
             return [self.segment(file, first, count)]
         if self.compression:
             return [self.whole(file)._replace(skip=first, size=count)]
@@ -175,14 +174,12 @@ class RecordIndex:
             # what is known of places within the cut: exact ones, or every 32nd
             offset, skip = max((offsets[place], begin - records[place]), self._place(file, begin))
             after = min(offsets[place + 1], self._after(file, end))
-            found.append(Segment(path.as_text(), offset, skip, end - begin, after - offset))
+            found.append(Segment(offset, skip, end - begin, after - offset))
         return found
 
     def whole(self, file: int) -> Segment:
-        """How to read a whole file at an address."""
-        path = self.files[file]
-        assert isinstance(path, RemoteFile)
-        return Segment(path.as_text(), 0, 0, np.iinfo(np.int64).max, path.size)
+        """How to read a whole file."""
+        return Segment(0, 0, sys.maxsize, self._size(file))
 
     def _after(self, file: int, record: int) -> int:
         """An offset in a file behind all examples before the one with the number `record`."""

@@ -8,6 +8,7 @@ uncompressed file. Compressed files, and those that are not local, have to be re
 from __future__ import annotations
 
 import collections
+import contextlib
 import gzip
 import io
 import os
@@ -90,12 +91,27 @@ def unpacked_size(file: str) -> int:
 
 def _read_lengths(file: str, compression: str) -> Iterator[int]:
     """The bytes of each record of a file, which is read through."""
-    count = 0
+    count, parts = 0, iter(tf.data.TFRecordDataset(file, compression).batch(1024))
+    while True:
+        with read_errors(file, count):
+            part = next(parts, None)
+        if part is None:
+            return
+        lengths = tf.strings.length(part).numpy() + _FRAME
+        count += len(lengths)
+        yield from lengths.tolist()
+
+
+@contextlib.contextmanager
+def read_errors(file: str, count: int) -> Iterator[None]:
+    """Turn what TensorFlow raises, where it reads a file's example with the number `count`, into an error of ours.
+
+    Raises:
+        DataError: a file that is cut short or damaged, by its name.
+        FileError: a file that cannot be read.
+    """
     try:
-        for part in tf.data.TFRecordDataset(file, compression).batch(1024):
-            lengths = tf.strings.length(part).numpy() + _FRAME
-            count += len(lengths)
-            yield from lengths.tolist()
+        yield
     except DISK_ERRORS as error:  # not the data's fault
         raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
     except tf.errors.OpError as error:

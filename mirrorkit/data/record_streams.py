@@ -67,13 +67,14 @@ class Streams:
     last: EqualBatches
     whole: EqualBatches
 
-    def part(self, stream: int, first: int, end: int) -> Iterator[FileRange]:
-        """Yield some consecutive examples of a stream."""
-        for piece in self.pieces[stream]:
-            begin, stop = max(first, 0), min(end, piece.size)
-            if begin < stop:
-                yield FileRange(piece.file, piece.first + begin, stop - begin)
-            first, end = first - piece.size, end - piece.size
+
+def between(pieces: Sequence[FileRange], first: int, end: int) -> Iterator[FileRange]:
+    """Yield the examples from `first` to `end` of pieces that are laid end to end."""
+    for piece in pieces:
+        begin, stop = max(first, 0), min(end, piece.size)
+        if begin < stop:
+            yield FileRange(piece.file, piece.first + begin, stop - begin)
+        first, end = first - piece.size, end - piece.size
 
 
 def draw_streams(

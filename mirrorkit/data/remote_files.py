@@ -61,12 +61,6 @@ class RemoteFile(str):
         """Return it as a text that a tensor can hold."""
         return f"{self.size}\n{self.mark}\n{self}"
 
-    @classmethod
-    def of_text(cls, text: str) -> RemoteFile:
-        """Return the file that `as_text` made a text of."""
-        size, mark, address = text.split("\n", 2)
-        return cls(address, int(size), mark)
-
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is an address that TensorFlow does not read itself.

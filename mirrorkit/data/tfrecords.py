@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -15,17 +13,16 @@ import tensorflow as tf
 
 from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.data import record_files
+from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
-from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
-from mirrorkit.data.record_reading import RowRanges, as_written, shuffled
-from mirrorkit.data.record_streams import Streams, draw_streams
+from mirrorkit.data.record_reading import RecordCursor, as_written, read
+from mirrorkit.data.record_streams import FileRange, Streams, between, draw_streams
 from mirrorkit.data.remote_files import local, opened, size_of, versions
+from mirrorkit.data.streamed import Arrays, Reader, RowRanges, Spans, Streamed, by_cursors
 from mirrorkit.errors import DataError, RecipeError
-
-_log = logging.getLogger("mirrorkit")
 
 _ENCODED = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
@@ -36,7 +33,7 @@ Decode = Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(PreparedRecipe):
+class Records(Streamed):
     """A recipe like `batches`, for examples in TFRecord files; memory does not grow with the set.
 
     `mk.data.records` is this class.
@@ -84,8 +81,8 @@ class Records(PreparedRecipe):
     Raises:
         RecipeError: what `batches` refuses, and arguments that contradict the set's index.
         DataError: no such files, several sets, a file that is missing or cut short (named), a label outside the
-            classes. Damage within a file shows when it is read: a `Loop` then names the file; a custom training loop
-            gets TensorFlow's DataLossError, and `verify()` names the file.
+            classes. Damage within a file shows when it is read, and is named: by this error in a `Loop`, by
+            TensorFlow's in a custom training loop.
         FileError: a file that cannot be read.
     """
 
@@ -101,6 +98,9 @@ class Records(PreparedRecipe):
     features: Mapping[str, Any] | None = field(init=False)
     _index: RecordIndex = field(init=False, repr=False)
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
+
+    begins_with_last = True  # so that nobody reads a compressed file to its end to reach them
+    few_streams = "Write more files, or uncompressed ones."
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
@@ -183,52 +183,59 @@ class Records(PreparedRecipe):
 
         Raises:
             RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-            DataError: a file that is cut short or damaged, or does not hold the given number of examples.
+            DataError: a file that does not hold the given number of examples.
         """
-        self._check_position(epoch, start)
-        if start == self.steps_per_epoch:
-            return self.dataset(epoch, start - 1, input_context=input_context).take(0)
         self._index.require_told()
-        self._check_map()
-        both = self._rows_of_both(input_context)
-        if self.shuffle:
-            streams, numbers = self._streams(epoch, input_context), {"seed": self.seed, "epoch": epoch}
-            vectors = shuffled(self._index, streams, both, start, **numbers, shuffle_buffer=self.shuffle_buffer)
-        else:
-            vectors = as_written(self._index, both, self.num_examples // self.global_batch_size, start)
-        gathered = vectors if self.decode is None else self._decoded(vectors, both, start)
-
-        def batch(step: tf.Tensor, gathered: Any) -> Any:
-            element = _decode_raw(gathered, self.features or {}) if self.decode is None else gathered
-            element = element if isinstance(element, tuple) else (element,)  # decode may return x alone
-            rows = None if input_context is None else self.rows_of(step, input_context)
-            return self.finish(element, epoch=epoch, step=step, rows=rows)
-
-        # TensorFlow must not divide the files by itself: each file is read in several places
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        return self._made(gathered.enumerate(start), batch).with_options(options)
+        return super().dataset(epoch, start, input_context=input_context)
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         bare = self.as_written()
         vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
 
-    def _streams(self, epoch: int, context: tf.distribute.InputContext | None) -> Streams:
-        seekable = not self.compression
-        streams = draw_streams(
-            self._index.counts, batch_size=self.global_batch_size, seed=self.seed, epoch=epoch, seekable=seekable
-        )
-        if not seekable:
-            tell_few_streams(self.files[0], streams, context, "Write more files, or uncompressed ones.")
-        return streams
+    @property
+    def _first_file(self) -> str:
+        return self.files[0]
 
-    def _decoded(self, vectors: tf.data.Dataset, both: RowRanges, start: int) -> tf.data.Dataset:
-        """Decode serialized examples one by one, in parallel."""
-        assert self.decode is not None
-        examples = vectors.unbatch().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        size, last = (rows.made_end - rows.made_first for rows in both)
-        batches = examples.batch(size, drop_remainder=not both[1].size)
+    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
+        return (tf.TensorSpec([length], tf.string),)
+
+    def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
+        return as_written(self._index, rows, list(self.batch_sizes()), start)
+
+    def _streams(self, epoch: int) -> Streams:
+        numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
+        return draw_streams(self._index.counts, **numbers, seekable=not self.compression)
+
+    def _reader(self, streams: Streams, chunk: int) -> Reader:
+        def pieces_of(spans: Spans) -> Iterator[FileRange]:
+            for stream, span in spans.items():
+                yield from between(streams.pieces[stream], *span)
+
+        if not self._index.reads_through:
+            return lambda spans: read(self._index, list(pieces_of(spans)))
+        return by_cursors(lambda stream: RecordCursor(self._index, streams.pieces[stream], chunk), at_once=True)
+
+    def _element(self, *read: Any) -> tuple[Any, ...]:
+        if self.decode is not None:
+            return read
+        (serialized,) = read
+        raw = _decode_raw(serialized, self.features or {})
+        return raw if isinstance(raw, tuple) else (raw,)
+
+    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
+        """Decode serialized examples one by one, in parallel, with the user's function or that of images."""
+        if self.decode is None:
+            return read
+        decode = self.decode
+
+        def decoded(serialized: tf.Tensor) -> tuple[Any, ...]:
+            found = decode(serialized)
+            return found if isinstance(found, tuple) else (found,)
+
+        examples = read.unbatch().map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        size, last = (one.made_end - one.made_first for one in rows)
+        batches = examples.batch(size, drop_remainder=not rows[1].size)
         whole = self.num_examples // self.global_batch_size - start
         return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
 
@@ -248,25 +255,10 @@ class Records(PreparedRecipe):
     @property
     def order_version(self) -> int:
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
-        return 2 if self.shuffle else 1
+        return 3 if self.shuffle else 1
 
 
 records = Records
-
-
-def tell_few_streams(first: str, streams: Streams, context: tf.distribute.InputContext | None, cure: str) -> None:
-    """Warn, the first time, where several workers read the same streams of the `first` file and those beside it."""
-    workers, found = 1 if context is None else context.num_input_pipelines, len(streams.pieces)
-    if found < workers:
-        _say_once(
-            f"{first} and the files beside it can be read in {found} places at a time for {workers} workers, so that "
-            f"several read the same rows. {cure}"
-        )
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    _log.warning(message)
 
 
 def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:

@@ -38,7 +38,7 @@ mk.checks.repair(strategy, step)
 answers["repaired"] = bool(mk.checks.in_sync(strategy, step)), float(model.layers[0].kernel.numpy()[2, 1])
 
 layers[1].rate = 0.0
-x = np.ones((40, 4), "float32")
+x = np.random.default_rng(0).uniform(0.5, 1.5, (40, 4)).astype("float32")
 data = lambda x: mk.data.batches(mk.data.arrays(x, x[:, :1]), global_batch_size=4)
 loop.fit(data(x), verbose=0, callbacks=[mk.checks.InSync(every=4)])
 drift(3.0)

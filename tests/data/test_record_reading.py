@@ -15,7 +15,7 @@ from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.data import own_rows
 from mirrorkit.data.record_streams import draw_streams
-from mirrorkit.errors import DataError, FileError
+from mirrorkit.errors import DataError
 
 
 def number_of(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -111,8 +111,8 @@ def test_a_worker_opens_the_files_of_its_streams_alone(tmp_path):
     for file in others:
         (tmp_path / f"{file:03}.tfrecord").unlink()
     assert sum(len(y) for _, y in recipe.dataset(input_context=own)) == 80
-    with pytest.raises(FileError, match="No such file"):
-        recipe.dataset()
+    with pytest.raises(tf.errors.OpError, match="No such file"):
+        list(recipe.dataset())
 
 
 def test_a_start_reads_nothing_of_what_comes_before(tmp_path):
@@ -126,7 +126,7 @@ def test_a_start_reads_nothing_of_what_comes_before(tmp_path):
     recipe.dataset(0, 20)  # looks at the headers
     file.write_bytes(content)
     assert_same(collect(recipe.dataset(0, 20)), whole[20:])
-    with pytest.raises(tf.errors.DataLossError):
+    with pytest.raises(tf.errors.OpError, match=f"{file} is cut short or damaged after 0 examples"):
         list(recipe.dataset())
 
 
@@ -153,7 +153,7 @@ def test_what_the_order_depends_on(tmp_path):
 def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
     write_numbers(tmp_path, [240])
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=24, shuffle=True, shuffle_buffer=144)
-    assert (recipe.order_version, recipe.as_written().order_version) == (2, 1)
+    assert (recipe.order_version, recipe.as_written().order_version) == (3, 1)
     streams = draw_streams([240], batch_size=24, seed=0, epoch=3, seekable=True)
     batches = np.array([x for x, _ in collect(recipe.dataset(3))])
     begins = np.diff(streams.whole.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins

@@ -38,8 +38,6 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         place: tells in which batch, such as "batch 5", or nothing; given whether it was being read, or computed on.
     """
     message = str(error.message)
-    if isinstance(error, tf.errors.DataLossError):
-        return None
     if found_image := undecodable_image(message):
         return DataError(found_image)
     if _TRACEBACK in message:

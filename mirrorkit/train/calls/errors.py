@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.cluster import unreachable, with_addresses
-from mirrorkit.data import Records
 from mirrorkit.errors import ClusterError, MirrorkitError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.calls.data_errors import explain
 from mirrorkit.train.input.epoch import COMPONENT, EpochIterator, other_size
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
-
-_log = logging.getLogger("mirrorkit")
 
 _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 
@@ -57,17 +53,11 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def explained(strategy: tf.distribute.Strategy, *data: object) -> Iterator[None]:
-    """Turn TensorFlow's errors about a task that has exited, or a damaged shard of `data`, into one that names it."""
+def explained(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turn TensorFlow's errors about data, or about a task that has exited, into one that names it."""
     try:
         with explained_data():
             yield
-    except tf.errors.DataLossError:  # it tells the place within a shard, but not which
-        for recipe in data:
-            if isinstance(recipe, Records):
-                _log.warning("A shard is damaged; reading the %d files to find out which.", len(recipe.files))
-                recipe.verify()
-        raise
     except ENDED_BY_OTHERS as error:
         if not is_parameter_server(strategy):
             name_lost_workers(strategy, error)

@@ -226,7 +226,7 @@ class Loop:
             print(chosen(self.strategy), flush=True)
         self._told_where = True
         try:
-            with keras_calls_together(self.strategy, model), explained(self.strategy, data, validation_data):
+            with keras_calls_together(self.strategy, model), explained(self.strategy):
                 step.prepare(training.element_spec)
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
@@ -286,7 +286,7 @@ class Loop:
         passes.step.require("evaluate")
         inputs = Input(self.strategy, data, steps=steps)
         hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, epochs=1, steps=inputs.steps)
-        with explained(self.strategy, data):
+        with explained(self.strategy):
             return passes.test(inputs, hooks)
 
     @checks_arguments(StepError)
@@ -307,7 +307,7 @@ class Loop:
         passes.step.require("predict")
         inputs = Input(self.strategy, data, steps=steps)
         of_all_workers(self.strategy, 0)  # a worker that is at another place of the program is named
-        with explained(self.strategy, data):
+        with explained(self.strategy):
             parts = list(passes.predict(inputs))
         # An output without rows counts as one; `joined` refuses it.
         require_examples(len(parts), sum(tf.nest.flatten(part)[0].shape[:1].num_elements() for part in parts))
@@ -331,7 +331,7 @@ class Loop:
         """
         passes = self._built(data)
         variables_of(self.step, "warm_up could not put it back")
-        with explained(self.strategy, data, validation_data):
+        with explained(self.strategy):
             evaluated = data if validation_data is None else validation_data
             passes.rehearse(passes.training(data, class_weight, rehearses=True), self._whole_of("evaluate", evaluated))
         self._warm = True
