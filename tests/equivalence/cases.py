@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import written_data
 
 import mirrorkit as mk
@@ -212,6 +213,20 @@ _OF_LARGE_TABLES: dict[str, Callable[[], Any]] = {
     "RMSprop": lambda: _o.RMSprop(0.01, momentum=0.5, centered=True),
     "Lion": lambda: _o.Lion(0.005),
 }
+
+
+class LargestOfMean:
+    """A transform with a state: the running mean of the gradient, divided by its largest number of all weights."""
+
+    def init(self, variables: Any) -> Any:
+        return [np.zeros(variable.shape, "float32") for variable in variables]
+
+    def update(self, gradients: Any, state: Any, step: Any) -> Any:
+        means = [0.7 * old + 0.3 * new for old, new in zip(state, gradients, strict=True)]
+        largest = tf.reduce_max([tf.reduce_max(tf.abs(mean)) for mean in means])
+        return [mean / largest for mean in means], means
+
+
 CASES = {
     case.name: case
     for case in (
@@ -224,6 +239,7 @@ CASES = {
         Case("weight decay", optimizer=lambda: _o.SGD(0.2, weight_decay=0.1)),
         Case("clip_norm", options={"clip_norm": 0.2}),
         Case("clip_value", options={"clip_value": 0.05}),
+        Case("transforms", options={"transforms": [LargestOfMean()]}),
         Case("accumulate", data=lambda: _classes(PARTIAL), options={"accumulate": 2}),
         Case("ema", options={"ema": 0.8}),
         Case(

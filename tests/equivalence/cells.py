@@ -28,6 +28,7 @@ from mirrorkit.variables import copies, is_sharded, path
 
 Outcome = dict[str, np.ndarray]  # everything that training changed, and the logs of every epoch, by name
 
+OF_GRADIENT = ("clip_norm", "clip_value", "transforms")  # options that a step with variables has, too
 FLOOR = 1e-6  # a cell may differ by this much, or by three times its control
 
 
@@ -62,10 +63,11 @@ def train(
             options["sparse_embeddings"] = True
         if with_variables:
             del options["shard_optimizer"]
+            of_step = {name: options.pop(name) for name in OF_GRADIENT if name in options}
             with strategy.scope():  # the metrics' variables too
                 measured = {"loss": case.loss(), "metrics": case.metrics(), **options}
                 model.compile(optimizer, **measured, jit_compile=False, auto_scale_loss=False)
-            step = mk.train.Step.from_compiled(model)
+            step = mk.train.Step.from_compiled(model, **of_step)
         else:
             step = mk.train.Step(model, optimizer, loss=case.loss(), metrics=case.metrics(), **options)
         loop = mk.train.Loop(strategy, step, steps_per_call=3)

@@ -51,6 +51,7 @@ class _Training:
         ]
         self.metrics += [("", make(), True) for make in case.options.get("weighted_metrics", ())]
         self.averages: list[np.ndarray] | None = None
+        self.transformed: dict[int, Any] = {}  # the states of transforms
         self.scaled = "loss_scale" in case.options
         self.scale = FIRST_SCALE if self.scaled else 1.0
         self.skipped = 0
@@ -182,6 +183,9 @@ class _Training:
             gradients = [np.clip(g, -options["clip_value"], options["clip_value"]) for g in gradients]
         if "clip_norm" in options:
             gradients, _ = tf.clip_by_global_norm(gradients, options["clip_norm"])
+        for i, transform in enumerate(options.get("transforms", [])):
+            state = self.transformed.get(i) or transform.init(self.weights)
+            gradients, self.transformed[i] = transform.update(list(map(tf.constant, gradients)), state, None)
         self.optimizer.apply([tf.constant(g) for g in gradients], self.weights)
         if "ema" in options:
             new = [v.numpy() for v in self.weights]

@@ -30,7 +30,7 @@ import device_choice
 import plain
 import tensorflow as tf
 from cases import CASES, Case
-from cells import Outcome, bar, difference, halves, train
+from cells import OF_GRADIENT, Outcome, bar, difference, halves, train
 from on_workers import disagreeing, train_on_workers
 from pages import put_between
 
@@ -43,7 +43,7 @@ LARGE = [("layout", 1), ("layout", 2), *(("shard_optimizer", n) for n in (2, 3, 
 VARIABLES = [("with variables", n) for n in (1, 2, 3)]  # Keras's step as a model takes it that is no function
 WORKERS = [("multi_worker", 2), ("multi_worker", 3)] if device_choice.DEVICE == "cpu" else []  # NCCL: one of a GPU
 WHERE = [*HERE, *LARGE, *VARIABLES, *WORKERS]
-_OF_COMPILE = {"weighted_metrics", "loss_weights"}  # the other options are those of functions
+_WITH_VARIABLES = {"weighted_metrics", "loss_weights", *OF_GRADIENT}  # the other options are those of functions
 
 
 class Cell(NamedTuple):
@@ -78,7 +78,7 @@ def applies(case: Case, kind: str) -> bool:
 
     In 16 bits a gradient is rounded otherwise with variables, as that of a mean over the share: 4e-4 on three replicas.
     """
-    return kind != "with variables" or (case.options.keys() <= _OF_COMPILE and case.policy == "float32")
+    return kind != "with variables" or (case.options.keys() <= _WITH_VARIABLES and case.policy == "float32")
 
 
 class References:

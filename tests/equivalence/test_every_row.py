@@ -99,6 +99,10 @@ def _clipped_before(option: str) -> Patch:
     return patch
 
 
+def _forgetting(call: Any) -> Any:
+    return lambda held, gradients, values, step, joined: (call(held, gradients, values, step, joined)[0], list(values))
+
+
 def _skipped_alone(step: Any, sums: Any, replica: int) -> Any:
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in sums["gradients"]])
     return {**sums, "gradients": [tf.where(finite, g, tf.zeros_like(g)) for g in sums["gradients"]]}
@@ -180,6 +184,7 @@ _OFF = [
     ),
     _Off("clip_norm after the reduction", ("clip_norm",), _clipped_before("clip_norm")),
     _Off("clip_value after the reduction", ("clip_value",), _clipped_before("clip_value")),
+    _Off("the state of a transform", ("transforms",), _replaced(transforms.Transforms, "__call__", _forgetting)),
     _Off(
         "running sums",
         ("accumulate",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -140,12 +141,17 @@ def _with_variables(
             f"would have to make one update, at its end: {why}. Use mirrored or multi_worker, or "
             "Step.from_loss(model, optimizer, loss_fn)."
         ) from None
-    if asked := sorted({*options.asked} - {"clip_norm", "clip_value", "transforms"}):
+    if options.asked:
         raise StepError(
-            f"Step.from_compiled was given {', '.join(asked)} for {name}, whose train_step would have to make one "
-            f"update, at its end: {why}. Write the option into the train_step."
+            f"Step.from_compiled was given {', '.join(options.asked)} for {name}, whose train_step would have to make "
+            f"one update, at its end: {why}. Write the option into the train_step."
         ) from None
     return KerasStep(strategy, model, options, element_spec if why.of_data else None)
+
+
+def of_functions(options: Iterable[str]) -> list[str]:
+    """Return the names of those that a step with variables does not have."""
+    return sorted({*options} - {"unchecked", "clip_norm", "clip_value", "transforms"})
 
 
 def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
@@ -153,8 +159,7 @@ def options_of_keras(model: KerasModel, options: dict[str, Any]) -> Options:
     require_compiled(model)
     private.check(model=model)
     given = {"jit_compile": False} | options
-    asked = sorted(set(options) - {"unchecked"})
-    own = {"runs_keras": True, "as_compiled": True, "asked": asked, "compiled": compiled_config(model)}
+    own = {"runs_keras": True, "as_compiled": True, "asked": of_functions(options), "compiled": compiled_config(model)}
     return Options({}, {}, **given, **own)
 
 

@@ -38,7 +38,7 @@ class Options:
     whole_batch: bool = False  # the values of an example may depend on all examples of the batch (`all_gather`)
     runs_keras: bool = False  # the model's own train_step
     as_compiled: bool = False  # what the model's `compile` says, the step is to do
-    asked: Sequence[str] = ()  # with it: the names of the options that were given
+    asked: Sequence[str] = ()  # with it: the names of options that were given and that only a function has
     trains: bool = True  # there is an optimizer
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.built import build_step, options_of_keras, require_supervised
+from mirrorkit.train.step.built import build_step, of_functions, options_of_keras, require_supervised
 from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.keras_compile import PARTS, compiled_config, compiled_parts
 from mirrorkit.train.step.keras_step import KerasStep
@@ -162,9 +162,8 @@ class Step:
             return step
         step = cls(model, **{**compiled_parts(model), **options})
         is_as_compiled = not {"optimizer", *PARTS} & set(options)
-        asked = sorted(set(options) - {"unchecked"})
-        config = compiled_config(model)
-        step._options = dataclasses.replace(step._options, compiled=config, as_compiled=is_as_compiled, asked=asked)
+        own = {"compiled": compiled_config(model), "as_compiled": is_as_compiled, "asked": of_functions(options)}
+        step._options = dataclasses.replace(step._options, **own)
         return step
 
     @classmethod
