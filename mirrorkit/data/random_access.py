@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.example_form import ExampleForm
+from mirrorkit.data.generated import from_generator
 from mirrorkit.data.indexable import number_of
 from mirrorkit.data.order import Numbered
 from mirrorkit.errors import DataError, RecipeError
@@ -121,8 +122,7 @@ class RandomAccess(Numbered):
 
         alike = whole == self.steps_per_epoch
         spec = self._form.spec(usual.made_end - usual.made_first if alike else None)
-        gathered = tf.data.Dataset.from_generator(batches, output_signature=spec)
-        gathered = gathered.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
+        gathered = from_generator(batches, spec, self.steps_per_epoch - start)
 
         def batch(step: tf.Tensor, element: tuple[Any, ...]) -> Any:
             rows = None if input_context is None else self.rows_of(step, input_context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 import sys
 from array import array
@@ -145,10 +146,9 @@ class RecordIndex:
                     "set again, with mk.data.write_records."
                 )
 
-    @property
-    def per_buffer(self) -> int:
+    def per_buffer(self, file: int) -> int:
         """About how many examples of a local file lie in a buffer; 1 where that is unknown."""
-        return 1 if self.reads_through else max(1, BUFFER * self.counts[0] // max(1, self._size(0)))
+        return 1 if self.reads_through else max(1, BUFFER * self.counts[file] // max(1, self._size(file)))
 
     def segment(self, file: int, first: int, count: int) -> Segment:
         """How to read `count` examples of a file from the `first` on; of one at an address see `segments`."""
@@ -207,8 +207,8 @@ class RecordIndex:
         offsets = self._find(file)[1]
         offset, skip = offsets[record // _EVERY], record % _EVERY
         if skip and is_local(self.files[file]):
-            lengths = lengths_by_headers(self.files[file], offset)
-            offset, skip = offset + sum(next(lengths) for _ in range(skip)), 0
+            lengths = list(itertools.islice(lengths_by_headers(self.files[file], offset), skip))
+            offset, skip = offset + sum(lengths), skip - len(lengths)  # what is left was cut off since
         return offset, skip
 
     def _require_found(self, file: int) -> None:

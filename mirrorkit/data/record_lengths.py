@@ -104,7 +104,7 @@ def _read_lengths(file: str, compression: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def read_errors(file: str, count: int) -> Iterator[None]:
-    """Turn what TensorFlow raises, where it reads a file's example with the number `count`, into an error of ours.
+    """Turn what TensorFlow raises, where it reads some examples of a file from the one with the number `count` on.
 
     Raises:
         DataError: a file that is cut short or damaged, by its name.
@@ -115,7 +115,7 @@ def read_errors(file: str, count: int) -> Iterator[None]:
     except DISK_ERRORS as error:  # not the data's fault
         raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
     except tf.errors.OpError as error:
-        raise _damaged(file, count, reason(error)) from error
+        raise DataError(f"{file} is cut short or damaged, at example {count} or later: {reason(error)}.") from error
 
 
 def lengths_of(file: str, compression: str) -> Iterator[int]:

@@ -36,15 +36,12 @@ def read(index: RecordIndex, pieces: Sequence[FileRange]) -> Arrays:
     """
     segments = [index.segment(*piece) for piece in pieces]
     numbers = np.array([(one.offset, one.skip, one.size, one.buffer) for one in segments], np.int64)
-    try:
+    with contextlib.suppress(tf.errors.OpError):
         found = _read([index.files[piece.file] for piece in pieces], *numbers.T).numpy()
-    except tf.errors.OpError:
-        for piece in pieces:  # one after the other, so that the file is named
-            collections.deque(_chunks(index, piece, 1), maxlen=0)
-        raise
-    if len(found) < numbers[:, 2].sum():
-        raise _fewer(f"{index.files[pieces[0].file]} and the files beside it")
-    return (found,)
+        if len(found) == numbers[:, 2].sum():
+            return (found,)
+    # One file after the other, so that the error names it.
+    return (np.concatenate(list(_chunks_of(index, pieces, 1))),)
 
 
 def _examples_of(compression: Any, path: Any, offset: Any, buffer: Any) -> tf.data.Dataset:
@@ -67,7 +64,7 @@ def _read(*columns: tf.Tensor) -> tf.Tensor:
         return _examples_of("", path, offset, buffer).skip(skip).take(size)
 
     examples = tf.data.Dataset.from_tensor_slices(columns).flat_map(of_segment)
-    return tf.data.experimental.get_single_element(examples.batch(tf.reduce_sum(columns[3])))
+    return examples.batch(tf.reduce_sum(columns[3])).get_single_element()
 
 
 class RecordCursor:
@@ -97,7 +94,7 @@ class RecordCursor:
             self._held = self._held[:0]
         parts, missing = [self._held], end - first - len(self._held)
         while missing > 0:
-            parts.append(next(self._chunks))
+            parts.append(next(self._chunks))  # `_chunks` has raised where there are fewer
             missing -= len(parts[-1])
         found = np.concatenate(parts)
         self._held, self._at = found[end - first :], end
@@ -109,17 +106,17 @@ def as_written(index: RecordIndex, rows: RowRanges, sizes: Sequence[int], start:
 
     The batches have these `sizes`. What others ask for is read too, and dropped.
     """
-    together, before = min(len(index.files), _OPEN_FILES), start * sizes[0]
+    together, before = min(len(index.files), _OPEN_FILES), sum(sizes[:start])
     pieces = [FileRange(file, 0, _ALL) for file in range(len(index.files))]
     if index.known or not index.reads_through:
         pieces, before = remaining(index.counts, together, before), 0
-    chunk = max(-(-sizes[0] // together), index.per_buffer)
+    chunk = -(-sizes[0] // together)
     examples = _in_turn([_examples(index, piece, chunk) for piece in pieces], together)
     collections.deque(itertools.islice(examples, before), maxlen=0)
     for size in sizes[start:]:
         batch = list(itertools.islice(examples, size))
         if len(batch) < size:
-            raise _fewer(f"{index.files[0]} and the files beside it")
+            raise _fewer(f"{index.files[0]} and the files beside it hold")
         yield (np.array(batch[slice(*rows[size < sizes[0]])], object),)
 
 
@@ -138,7 +135,8 @@ def _in_turn(files: Sequence[Iterator[bytes]], together: int) -> Iterator[bytes]
 
 
 def _examples(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[bytes]:
-    for examples in _chunks(index, piece, chunk):
+    """Yield the examples of a piece; at least as many are read at a time as lie in a buffer."""
+    for examples in _chunks(index, piece, max(chunk, index.per_buffer(piece.file))):
         yield from examples
 
 
@@ -162,7 +160,7 @@ def _chunks(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[np.nda
                 count += len(part)
                 yield part.numpy()
     if count < piece.size < _ALL:
-        raise _fewer(f"{file}, which ends after {piece.first + count},")
+        raise _fewer(f"{file} ends before example {piece.first + count}: it holds")
 
 
 @contextlib.contextmanager
@@ -178,5 +176,6 @@ def _at_hand(file: str, segment: Segment) -> Iterator[tuple[str, int]]:
 def _fewer(what: str) -> DataError:
     """Return the error about files that end too early."""
     return DataError(
-        f"There are fewer examples in {what} than num_examples says. Correct it, or write the files again."
+        f"{what} fewer examples than when the recipe was made, or than num_examples says. Make a new recipe, or "
+        "correct num_examples."
     )

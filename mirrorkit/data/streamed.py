@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.augment import RowsToMake
+from mirrorkit.data.generated import from_generator
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.record_streams import EqualBatches, Streams
 from mirrorkit.data.remote_files import in_parallel
@@ -105,9 +106,8 @@ class Streamed(PreparedRecipe):
         if self.shuffle:
             self._tell_few_streams(len(self._streams(epoch).pieces), input_context)
         length = None if both[1].size else both[0].made_end - both[0].made_first
-        read = tf.data.Dataset.from_generator(
-            functools.partial(self._read, rows, epoch, start), output_signature=self._specs(length)
-        ).apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
+        make = functools.partial(self._read, rows, epoch, start)
+        read = from_generator(make, self._specs(length), self.steps_per_epoch - start)
 
         def batch(step: tf.Tensor, read: tuple[Any, ...]) -> Any:
             rows = None if input_context is None else self.rows_of(step, input_context)

@@ -126,7 +126,7 @@ def test_a_start_reads_nothing_of_what_comes_before(tmp_path):
     recipe.dataset(0, 20)  # looks at the headers
     file.write_bytes(content)
     assert_same(collect(recipe.dataset(0, 20)), whole[20:])
-    with pytest.raises(tf.errors.OpError, match=f"{file} is cut short or damaged after 0 examples"):
+    with pytest.raises(tf.errors.OpError, match=f"{file} is cut short or damaged, at example 0 or"):
         list(recipe.dataset())
 
 
@@ -198,6 +198,23 @@ def test_fewer_examples_than_was_said(tmp_path):
         recipe.dataset()
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_file_that_was_cut_between_two_records_is_named(tmp_path, shuffle):
+    write_numbers(tmp_path, [40, 60])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=8, shuffle=shuffle)
+    write_numbers(tmp_path / "other", [40, 45])
+    (tmp_path / "other" / "001.tfrecord").rename(tmp_path / "001.tfrecord")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{tmp_path}/001.tfrecord ends before example"):
+        list(recipe.dataset())
+
+
+def test_after_the_last_of_uneven_files_nothing_is_left(tmp_path):
+    write_numbers(tmp_path, [33, 100, 1])
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=5)
+    assert list(recipe.dataset(0, 27)) == []
+    assert [x.numpy().tolist() for x, _ in recipe.dataset(0, 26)] == [[129, 130, 131, 132]]
+
+
 def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path):
     write_numbers(tmp_path, [12])
     (context, _) = contexts(2)
@@ -207,3 +224,23 @@ def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path):
         return recipe.dataset(0, start, input_context=context).element_spec[1].shape.as_list()
 
     assert (shape(6), shape(5), shape(5, drop_remainder=True), shape(6, 2)) == ([3], [None], [3], [3])
+
+
+LEFT = """
+import tensorflow as tf
+import mirrorkit as mk
+
+with tf.io.TFRecordWriter("numbers.tfrecord") as writer:
+    for number in range(4000):
+        writer.write(b"%d" % number)
+options = {"decode": tf.strings.to_number, "global_batch_size": 16, "shuffle": True, "shuffle_buffer": 64}
+recipe = mk.data.records("numbers.tfrecord", **options)
+left = [iter(recipe.dataset(epoch)) for epoch in range(4)]
+print([next(batches)[0].shape[0] for batches in left])
+"""
+
+
+@pytest.mark.slow
+def test_python_ends_while_iterators_are_alive(run_python):
+    """TensorFlow's threads, which ask for the next batches, would wait for ever for a Python that has ended."""
+    assert run_python(LEFT, timeout=40).stdout.strip() == "[16, 16, 16, 16]"

@@ -64,7 +64,7 @@ def test_a_changed_byte_in_a_shard(line: Any, numbers: Any, tmp_path: Path) -> N
     recipe.verify()
     shard.write_bytes(content)
     for read in (line.fit, line.evaluate, line.predict, lambda data: data.verify()):
-        with pytest.raises(DataError, match=rf"{shard.name} is cut short or damaged after \d+ examples"):
+        with pytest.raises(DataError, match=rf"{shard.name} is cut short or damaged"):
             read(recipe)
 
 
