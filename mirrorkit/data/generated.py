@@ -16,11 +16,7 @@ _PATIENCE = 5.0  # seconds to wait for an element that is being made
 _RETURN = 0.2  # seconds in which tf.data's thread has left Python
 
 
-class _Guard:
-    """Held while an element is made."""
-
-    def __init__(self) -> None:
-        self.lock, self.ended = threading.Lock(), False
+_at_exit = threading.Event()
 
 
 def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int | None = None) -> tf.data.Dataset:
@@ -31,12 +27,12 @@ def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int | No
     """
 
     def guarded() -> Iterator[Any]:
-        guard = _Guard()
-        _alive().add(guard)
+        making = threading.Lock()
+        _alive().add(making)
         elements, done = make(), object()
         while True:
-            with guard.lock:
-                element = done if guard.ended else next(elements, done)
+            with making:
+                element = done if _at_exit.is_set() else next(elements, done)
             if element is done:
                 return
             yield element
@@ -46,17 +42,16 @@ def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int | No
 
 
 @functools.cache
-def _alive() -> weakref.WeakSet[_Guard]:
-    """The guards of generators that have not ended."""
-    alive: weakref.WeakSet[_Guard] = weakref.WeakSet()
+def _alive() -> weakref.WeakSet[threading.Lock]:
+    """Of generators that have not ended, the locks that are held while an element is made."""
+    alive: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
     def end() -> None:
-        for guard in (guards := list(alive)):
-            guard.ended = True
-        for guard in guards:
-            if guard.lock.acquire(timeout=_PATIENCE):
-                guard.lock.release()
-        time.sleep(_RETURN if guards else 0.0)
+        _at_exit.set()
+        for making in list(alive):
+            if making.acquire(timeout=_PATIENCE):
+                making.release()
+        time.sleep(_RETURN if alive else 0.0)
 
     atexit.register(end)
     return alive

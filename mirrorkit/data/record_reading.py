@@ -135,14 +135,12 @@ def _in_turn(files: Sequence[Iterator[bytes]], together: int) -> Iterator[bytes]
 
 
 def _examples(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[bytes]:
-    """Yield the examples of a piece; at least as many are read at a time as lie in a buffer."""
-    for examples in _chunks(index, piece, max(chunk, index.per_buffer(piece.file))):
-        yield from examples
+    """Return the examples of a piece; at least as many are read at a time as lie in a buffer."""
+    return itertools.chain.from_iterable(_chunks(index, piece, max(chunk, index.per_buffer(piece.file))))
 
 
 def _chunks_of(index: RecordIndex, pieces: Iterable[FileRange], chunk: int) -> Iterator[np.ndarray]:
-    for piece in pieces:
-        yield from _chunks(index, piece, chunk)
+    return itertools.chain.from_iterable(_chunks(index, piece, chunk) for piece in pieces)
 
 
 def _chunks(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[np.ndarray]:
