@@ -208,7 +208,7 @@ class RecordIndex:
         offset, skip = offsets[record // _EVERY], record % _EVERY
         if skip and is_local(self.files[file]):
             lengths = list(itertools.islice(lengths_by_headers(self.files[file], offset), skip))
-            offset, skip = offset + sum(lengths), skip - len(lengths)  # what is left was cut off since
+            offset, skip = offset + sum(lengths), 0  # fewer where the file was cut off since
         return offset, skip
 
     def _require_found(self, file: int) -> None:

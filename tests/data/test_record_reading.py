@@ -208,6 +208,26 @@ def test_a_file_that_was_cut_between_two_records_is_named(tmp_path, shuffle):
         list(recipe.dataset())
 
 
+def test_many_files_take_turns_as_tensorflow_lets_them(tmp_path):
+    write_numbers(tmp_path, [3, 7, 0, *[2] * 12, 5, 9, 1, 4])
+    files = tf.data.Dataset.from_tensor_slices(sorted(map(str, tmp_path.iterdir())))
+    expected = files.interleave(tf.data.TFRecordDataset, cycle_length=16).map(number_of)
+    recipe = data.records(tmp_path, decode=number_of, global_batch_size=6)
+    for start in (0, 3, 7):
+        got = [number for numbers, _ in collect(recipe.dataset(0, start)) for number in numbers]
+        assert got == [number for number, _ in expected.skip(6 * start).as_numpy_iterator()]
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_an_epoch_goes_on_within_a_block(tmp_path, compression):
+    write_numbers(tmp_path, [60, 43], compression)
+    options = {"decode": number_of, "num_examples": [60, 43], "shuffle": True, "shuffle_buffer": 80}
+    recipe = data.records(tmp_path, global_batch_size=10, **options)  # blocks of 4 batches
+    whole = collect(recipe.dataset(1))
+    for start in (2, 4, 7, 10):
+        assert_same(collect(recipe.dataset(1, start)), whole[start:])
+
+
 def test_after_the_last_of_uneven_files_nothing_is_left(tmp_path):
     write_numbers(tmp_path, [33, 100, 1])
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=5)
