@@ -15,12 +15,11 @@ import tensorflow as tf
 _PATIENCE = 5.0  # seconds to wait for an element that is being made
 _RETURN = 0.2  # seconds in which tf.data's thread has left Python
 
-
 _at_exit = threading.Event()
 
 
-def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int | None = None) -> tf.data.Dataset:
-    """Return `tf.data.Dataset.from_generator`, with a known number of elements, that does not keep Python from ending.
+def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int) -> tf.data.Dataset:
+    """Return `tf.data.Dataset.from_generator`, of `count` elements, that does not keep Python from ending.
 
     A thread of tf.data that is in Python when Python ends would wait for ever, and with it the process:
     https://github.com/tensorflow/tensorflow/issues/21277. So generators end before.
@@ -38,7 +37,7 @@ def from_generator(make: Callable[[], Iterator[Any]], spec: Any, count: int | No
             yield element
 
     made = tf.data.Dataset.from_generator(guarded, output_signature=spec)
-    return made if count is None else made.apply(tf.data.experimental.assert_cardinality(count))
+    return made.apply(tf.data.experimental.assert_cardinality(count))
 
 
 @functools.cache

@@ -79,7 +79,9 @@ class Cursor:
         Raises:
             DataError: a file that is damaged or cannot be read; values that a column must not have.
         """
-        parts = [part for piece in between(self._pieces, first, end) for part in self._of_group(*piece)]
+        parts: list[Arrays] = []
+        for piece in between(self._pieces, first, end):
+            parts += self._of_group(*piece)
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
     def _of_group(self, group: int, first: int, size: int) -> Iterator[Arrays]:
