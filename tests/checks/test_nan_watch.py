@@ -62,6 +62,7 @@ def assert_weights_equal(one: mk.train.Loop, other: mk.train.Loop) -> None:
 ONE, TWO = ("one_device", 1), ("mirrored", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "every"), [(ONE, 200), (TWO, 1)], ids=str)
 def test_the_layer_is_named_and_the_weights_are_those_before(where: Any, every: int, strategy_of: Any) -> None:
     data, loop = recipe(40, -1), make_loop(strategy_of(*where))  # in batch 6 of 0 to 9
@@ -135,6 +136,7 @@ def test_weights_that_are_nan_while_the_loss_is_not(strategy_of: Any) -> None:
         loop.fit(data, verbose=0, callbacks=[mk.checks.NanWatch()])
 
 
+@pytest.mark.slow
 def test_while_all_is_well_it_only_keeps_a_copy(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nan_watch, "find_in_shards", lambda *args, **options: pytest.fail("looked without a reason"))
     data = recipe(40, 1.5)

@@ -58,6 +58,7 @@ def test_the_report_names_the_first_variable_the_replica_and_by_how_much(strateg
         assert part in str(report)
 
 
+@pytest.mark.slow
 def test_differences_that_are_no_ordinary_numbers(two_replicas: Any) -> None:
     strategy, step = two_replicas
     bias = step.model.layers[0].bias
@@ -100,6 +101,7 @@ def test_repair_copies_replica_0_and_leaves_the_rest(strategy_of: Callable[..., 
     assert [copy.numpy()[1] for copy in strategy.experimental_local_results(variables[0].value)] == [9.0] * 4
 
 
+@pytest.mark.slow
 def test_models_optimizers_and_lists_are_checked_too(two_replicas: Any) -> None:
     strategy, step = two_replicas
     slot = step.optimizer.variables[-1]

@@ -77,6 +77,7 @@ def test_repair_warns_and_goes_on(unreduced: Any, numbers: Any) -> None:
     assert mk.checks.in_sync(unreduced.strategy, unreduced.step.variables)
 
 
+@pytest.mark.slow
 def test_a_right_step_is_looked_at_every_so_many_steps_and_at_the_end_slots_too(
     two_replicas: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_sample_has_every_kind() -> None:
     assert len(ENTRIES) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_an_entry(name: str) -> None:
     row = cells(ENTRIES[name], here(ENTRIES[name]))

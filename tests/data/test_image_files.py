@@ -97,6 +97,7 @@ def test_a_file_that_does_not_suit_the_color_mode_is_not_corrupt(tmp_path):
     assert told.startswith(f"{tmp_path}/a/0.jpg is whole, but cannot be decoded with this color_mode: ")
 
 
+@pytest.mark.slow
 def test_a_corrupt_file_is_named_when_its_batch_comes(own_folder):
     """To the worker that reads it alone."""
     (path,) = damage(own_folder, 4)

@@ -111,6 +111,7 @@ def noisy(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) + tf.random.stateless_uniform(tf.shape(images), seed)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_users_augmentation_have_the_same_seeds_on_every_worker():
     rng = np.random.default_rng(0)
     split = data.arrays(rng.integers(0, 256, (100, 6, 6, 3), dtype=np.uint8), np.arange(100))

@@ -218,6 +218,7 @@ def test_many_files_take_turns_as_tensorflow_lets_them(tmp_path):
         assert got == [number for number, _ in expected.skip(6 * start).as_numpy_iterator()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_an_epoch_goes_on_within_a_block(tmp_path, compression):
     write_numbers(tmp_path, [60, 43], compression)

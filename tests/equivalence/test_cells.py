@@ -68,6 +68,7 @@ def test_workers_that_differ_in_a_bit_are_red() -> None:
     assert str(cell) == "**0.0e+00 (0.0e+00) workers differ in w**"
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_be_measured_is_red_and_the_others_are_measured(monkeypatch: Any) -> None:
     train_here = table.train_here
 
@@ -83,6 +84,7 @@ def test_a_cell_that_cannot_be_measured_is_red_and_the_others_are_measured(monke
     assert str(row[where[0]]) == "**ValueError: no kernel**"
 
 
+@pytest.mark.slow
 def test_the_cases_do_what_they_are_named_after() -> None:
     """Twenty steps that change the weights; steps that overflow, and others that do not."""
     found = plain.train(CASES[_SKIPS], 2)

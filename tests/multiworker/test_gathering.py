@@ -96,6 +96,7 @@ def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:
             np.testing.assert_allclose(np.reshape(gradient, part.shape), part, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_replicas_gather_all_rows_and_get_the_gradient_of_their_own(strategy_of):
     assert_gathered(gathered(strategy_of("mirrored", 2)), slice(0, 2))
 

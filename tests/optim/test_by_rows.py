@@ -91,6 +91,7 @@ _CHANGED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "alone"),
     [*((*one, True) for one in _LEFT_ALONE), *((*one, False) for one in _CHANGED)],
@@ -132,6 +133,7 @@ def _weights() -> list[Any]:
         return [*weights, keras.Variable(np.ones(2), dtype="bfloat16", name="half")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [cls.__name__ for cls in slots_._SLOTS])
 @pytest.mark.parametrize("rate", [0.1, Unknown(), lambda: 0.1], ids=["number", "schedule", "function"])
 def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:

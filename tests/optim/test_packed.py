@@ -192,6 +192,7 @@ def _model(optimizer: Callable[[], Any]) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [

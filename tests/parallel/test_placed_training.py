@@ -158,6 +158,7 @@ def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
     assert found == expected(net, replicas)
 
 
+@pytest.mark.slow
 def test_with_options_of_a_step() -> None:
     """With the writes that they add on both devices: averages; the scale and its counters."""
     options: dict[str, Any] = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9}

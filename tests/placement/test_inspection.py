@@ -82,6 +82,7 @@ def stray_problems() -> list[str]:
     return _report(_net(*map(_layer, _STRAY.values())), _batches(), "gpu:2")["train"].problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", _STRAY)
 def test_a_users_stray_operation_is_named_with_its_line(operation: str, stray_problems: list[str]) -> None:
     lines, first = inspect.getsourcelines(_STRAY[operation])
@@ -94,6 +95,7 @@ def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
     assert any(problem.startswith("train: blocks: Where (") for problem in stray_problems)
 
 
+@pytest.mark.slow
 def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     def make_step() -> Any:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])

@@ -47,6 +47,7 @@ def check_that_all_is_as_it_was(own: Own) -> None:
     assert own.train.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 def test_everything_is_as_it_was_and_nothing_is_left_to_trace(own: Own) -> None:
     check_that_all_is_as_it_was(own)
 

@@ -86,6 +86,7 @@ def test_masked_steps_do_not_count(make_loop: Any) -> None:
     _fit_both(make_loop, net, plain_dataset(tokens, y, weight, batch=24), loss=loss, metrics=["mae"])
 
 
+@pytest.mark.slow
 def test_a_users_loss_function_sees_what_keras_shows_it(make_loop: Any, numbers: Any) -> None:
     """Of targets [B], an axis of their own."""
 
@@ -98,6 +99,7 @@ def test_a_users_loss_function_sees_what_keras_shows_it(make_loop: Any, numbers:
     _fit_both(make_loop, line_net, plain_dataset(x, y[:, 0], batch=30), loss=half_square)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_clipped_within_the_net(make_loop: Any, numbers: Any) -> None:
     """It sees what it sees in Keras: a row's part of the mean over the whole batch."""
 
@@ -135,11 +137,13 @@ def _probability() -> Any:
     return sequential((4,), L.Dense(1, activation="sigmoid"), L.Reshape(()))
 
 
+@pytest.mark.slow
 def test_a_value_for_each_example(make_loop: Any, numbers: Any) -> None:
     data = plain_dataset(numbers[0], numbers[1][:, 0], batch=25)  # unequal shares, and a smaller last batch
     fit_both(make_loop, _net, data, fit={"validation_data": data}, loss=lambda y, p: keras.ops.square(y - p))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_mean_over_the_batch(make_loop: Any, numbers: Any) -> None:
     def root(y: Any, y_pred: Any) -> Any:
         return keras.ops.sqrt(keras.ops.mean((y - y_pred) ** 2, axis=-1))
@@ -157,6 +161,7 @@ def test_weights_of_examples(make_loop: Any, numbers: Any) -> None:
         make_loop(("mirrored", 2), _net).fit(data, verbose=0)
 
 
+@pytest.mark.slow
 def test_one_number_that_is_the_mean(make_loop: Any, numbers: Any) -> None:
     def loss(y: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.square(y - y_pred))
@@ -165,6 +170,7 @@ def test_one_number_that_is_the_mean(make_loop: Any, numbers: Any) -> None:
     fit_both(make_loop, lambda: sequential((4,), L.Dense(1)), data, loss=loss)
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_one_number_for_a_batch(make_loop: Any, numbers: Any) -> None:
     data = plain_dataset(numbers[0], numbers[1][:, 0], batch=25)
     fit_both(make_loop, _net, data, fit={"validation_data": data}, metrics=["mae"])

@@ -16,6 +16,7 @@ L = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "kind"),
     [(("mirrored", 2), "resident"), pytest.param(("central_storage", 2), "dataset", marks=pytest.mark.slow)],
@@ -99,6 +100,7 @@ class Halves:
         return {f"{i}_{name}": value for i, log in enumerate(logs) for name, value in log.items()}
 
 
+@pytest.mark.slow
 def test_several_updates_of_a_batch_draw_other_numbers(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():

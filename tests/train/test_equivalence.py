@@ -29,6 +29,7 @@ def _momentum() -> Any:
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
+@pytest.mark.slow
 def test_the_loop_in_the_open_gives_the_same_bits(make_loop: Any, copies: Any, numbers: Any) -> None:
     """29, 29 and 2 examples: shares of 1, 1 and 0 on three replicas."""
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=29, shuffle=True, seed=1)

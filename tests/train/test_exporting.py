@@ -176,6 +176,7 @@ def trained(strategy_of: Any, numbers: Any) -> mk.train.Loop:
     return loop
 
 
+@pytest.mark.slow
 def test_a_keras_file_holds_every_weight_and_training_goes_on_undisturbed(trained: Any, tmp_path: Path) -> None:
     model = trained.step.model
     before = [v.numpy() for v in trained.step.variables]

@@ -229,6 +229,7 @@ def test_progress_is_shown_as_asked(pair: tuple[Any, Any], capsys: pytest.Captur
         assert ("3/3" in capsys.readouterr().out) == (verbose != 0)
 
 
+@pytest.mark.slow
 def test_the_results_of_several_outputs_come_in_the_order_of_keras(strategy_of: Any) -> None:
     model, ours = twins(of_two, strategy_of("mirrored", 2))
     expected = model.evaluate(PAIR, TWO, batch_size=70, verbose=0)
@@ -293,6 +294,7 @@ def test_the_batches_of_a_pydataset_are_shuffled_anew_in_each_epoch() -> None:
     assert source.ended == 3  # once for each pass
 
 
+@pytest.mark.slow
 def test_a_further_call_goes_on_and_compiles_nothing_anew(strategy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = strategy_of("mirrored", 2)
     model, ours = twins(plain, strategy)
@@ -323,6 +325,7 @@ def test_a_further_call_goes_on_and_compiles_nothing_anew(strategy_of: Any, monk
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_further_call_keeps_the_loss_scale_that_keras_added(strategy_of: Any) -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
@@ -354,6 +357,7 @@ def test_it_says_once_where_it_trains(
     assert "2 GPUs" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_hook_that_only_looks_comes_once_per_call_as_the_warning_says(
     strategy_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,6 +434,7 @@ def test_what_is_refused(pair: tuple[Any, Any], call: Callable[[Any], Any], erro
         call(pair[1])
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_compiled(strategy_of: Any, tmp_path: Path) -> None:
     """It evaluates, and trains on with the optimizer's state, as the one that was exported."""
     with strategy_of("mirrored", 2).scope():

@@ -85,6 +85,7 @@ def line(strategy: Any, rate: float = 0.1, **options: Any) -> mk.train.Loop:
     return mk.train.Loop(strategy, mk.train.Step(model, optimizer, **{"loss": "mse", **options}), steps_per_call=1)
 
 
+@pytest.mark.slow
 def test_a_clipping_norm_may_be_a_variable(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     with strategy.scope():

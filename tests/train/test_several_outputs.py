@@ -70,6 +70,7 @@ def absolute(y: Any, y_pred: Any) -> Any:
 # One loss for all outputs of a dict: the corpus; crossentropy, of the kind of each output: totals/test_metrics.py.
 
 
+@pytest.mark.slow
 def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: Any) -> None:
     data = _data((1.0, -2.0), numbers, np.linspace(0, 3, 60).astype("float32"))
     options = {"loss": "mse", "weighted_metrics": [["mae"], ["mse"]]}
@@ -77,6 +78,7 @@ def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: An
     assert set(found) == {"loss", "d0_loss", "d1_loss", "d0_mae", "d1_mse"}
 
 
+@pytest.mark.slow
 def test_one_loss_for_one_of_two_outputs(make_loop: Any, numbers: Any) -> None:
     """Its log is the loss."""
     found, *_ = _fit_both(make_loop, _model([1, 1]), _data((1.0, -2.0), numbers), {"loss": [None, "mse"]})
@@ -99,6 +101,7 @@ def test_nested_dicts(make_loop: Any, numbers: Any) -> None:
     assert {"u/a_loss", "c_loss"} <= set(found)
 
 
+@pytest.mark.slow
 @needs_keras((3, 14), "metrics in nested dicts")
 def test_metrics_and_weights_of_nested_dicts(make_loop: Any, numbers: Any) -> None:
     net = _model(NESTED)
@@ -115,6 +118,7 @@ def test_metrics_and_weights_of_nested_dicts(make_loop: Any, numbers: Any) -> No
     assert {"d0_mae", "d1_mae", "d2_mse", "d2_mae", "d1_mse"} <= set(found)  # Keras names a metric by its layer
 
 
+@pytest.mark.slow
 def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
     data = _data((1.0, {"k": -2.0}), numbers)
     found, loop, model = _fit_both(make_loop, Subclassed, data, {"loss": "mse"})

@@ -80,6 +80,7 @@ def test_an_overridden_predict_step_is_refused_where_it_would_be_called(make_loo
             one.predict(data)
 
 
+@pytest.mark.slow
 def test_an_overridden_call_of_the_model_counts(make_loop: Any, numbers: Any) -> None:
     class Doubled(keras.Sequential):
         def __call__(self, *args: Any, **options: Any) -> Any:

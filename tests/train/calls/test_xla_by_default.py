@@ -76,6 +76,7 @@ def even(split: Any) -> Any:
     return mk.data.resident(split, global_batch_size=12, drop_remainder=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -96,6 +97,7 @@ def test_whole_calls_on_a_gpu(
     assert largest_difference(plain, found) < 1e-5  # measured: 3.2e-7
 
 
+@pytest.mark.slow
 def test_asked_for_on_several_the_steps(strategy_of: Any, even: Any, compiled: list[str]) -> None:
     """With the results that they have without it, and random numbers of each replica's own."""
     strategy, make = strategy_of("mirrored", 3), net(lambda: L.Dropout(0.5, seed=1))
@@ -107,6 +109,7 @@ def test_asked_for_on_several_the_steps(strategy_of: Any, even: Any, compiled: l
     assert largest_difference(plain, found) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["host", pytest.param("mapped", marks=pytest.mark.slow)])
 def test_where_calls_cannot_be_compiled_the_steps_are(
     kind: str, strategy_of: Any, split: Any, compiled: list[str], on_gpu: None

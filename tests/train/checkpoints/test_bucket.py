@@ -61,6 +61,7 @@ def written(address: str, *steps: int, first: float = 0.0) -> Bucket:
     return place
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(fresh: Any, recipe: Any, address: Any) -> None:
     check_resumed(fresh, recipe, address, every=2, at=[8], epochs=2)
     assert kinds(ObjectStorage(address))["owners"] == 0

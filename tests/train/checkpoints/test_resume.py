@@ -37,6 +37,7 @@ def test_bits_and_history_are_those_of_an_unbroken_run(
     assert_replicas_equal(loop)
 
 
+@pytest.mark.slow
 def test_saving_changes_no_bit_whatever_the_lengths_of_calls(
     loop: Any, as_new: Any, pictures: Any, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
 # --- restore by hand
 
 
+@pytest.mark.slow
 def test_restore_by_hand_to_evaluate_or_to_go_on(fresh: Any, as_new: Any, recipe: Any, tmp_path: Path) -> None:
     history = fresh.fit(recipe, epochs=3, validation_data=recipe, verbose=0).history
     expected = bits(fresh)

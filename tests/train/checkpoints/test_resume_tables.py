@@ -19,6 +19,7 @@ o = keras.optimizers
 pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     make_loop: Any, tmp_path: Path, assert_replicas_equal: Any
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     assert_replicas_equal(loop)
 
 
+@pytest.mark.slow
 def test_replicas_on_cpus_share_what_is_restored(make_loop: Any, tmp_path: Path) -> None:
     """Until one of them writes: two of a large table would be in memory beside the one that was read."""
     trained, resumed = (make_loop(("mirrored", 2), net, lambda: o.Adagrad(0.05)) for _ in range(2))

@@ -65,6 +65,7 @@ def _broken_off(whole: Any, folder: Path, places: Any) -> Any:
     return run.outcome(loop, folder / "files", report, callbacks)
 
 
+@pytest.mark.slow
 def test_a_run_broken_off_at_ten_places_decides_as_a_whole_one(whole: Any, tmp_path: Path) -> None:
     found, expected = _broken_off(whole, tmp_path, PLACES), whole[-1]
     assert found.keys() == expected.keys()
@@ -95,6 +96,7 @@ class StopAt(C.Callback):  # type: ignore[name-defined, misc]
         self.loop = loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "steps", "every"),
     [("on_epoch_end", 10, 2), ("on_train_batch_end", 8, "epoch")],

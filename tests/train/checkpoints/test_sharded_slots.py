@@ -60,6 +60,7 @@ def _values(loop: Any) -> list[np.ndarray]:
     return whole_values(loop.step.saved_variables)
 
 
+@pytest.mark.slow
 def test_two_epochs_and_two_are_four(sharded_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Bit for bit, where sharding begins or ends in between."""
 

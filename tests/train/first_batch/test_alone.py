@@ -52,6 +52,7 @@ def _without_requirements(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["all", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_without_the_checks_the_bits_are_the_same(
     options: str, strategy_of: Callable[..., Any], numbers: Any, monkeypatch: pytest.MonkeyPatch

@@ -63,6 +63,7 @@ def _fit(*made: Any) -> mk.train.Loop:
     return loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [keras.optimizers.Adagrad, pytest.param(keras.optimizers.Adam, marks=pytest.mark.slow)]
 )
@@ -73,6 +74,7 @@ def test_a_gradient_that_depends_on_the_size_of_the_batch(make_loop: Any, optimi
     assert list(loop.step.for_loop(loop.strategy).functions.tables) == [0]
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", _WIDTH - 1)  # numbers; the kernel has 32
     monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)

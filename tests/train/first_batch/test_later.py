@@ -114,6 +114,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+@pytest.mark.slow
 def test_a_layers_switch(make_loop: Any) -> None:
     def loop() -> Any:
         return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=1)
@@ -129,6 +130,7 @@ def test_a_layers_switch(make_loop: Any) -> None:
     _fit(same, same.step.model.layers[1].share, 0.0)
 
 
+@pytest.mark.slow
 def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
     def loop(count: Any) -> Any:
         def loss(y: Any, y_pred: Any) -> Any:
@@ -144,6 +146,7 @@ def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
     _fit(loop(count), count, 50)  # another number, and as right as before
 
 
+@pytest.mark.slow
 def test_a_variable_that_changes_at_every_batch_does_not_use_up_the_time(make_loop: Any, checked: list[int]) -> None:
     """As the weight of a loss may; of its changes the first, second, fourth, eighth are looked at."""
     weight, other = (keras.Variable(1.0, trainable=False) for _ in range(2))
@@ -179,6 +182,7 @@ def test_rows_that_show_it_come_later(make_loop: Any, checked: list[int]) -> Non
     assert checked == [10]
 
 
+@pytest.mark.slow
 def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: list[int]) -> None:
     centers = lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1))  # noqa: E731
     loop = make_loop(TWO, centers, steps_per_call=1)
@@ -188,6 +192,7 @@ def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: lis
     assert checked == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int]) -> None:
     weights = np.repeat([0.0, 1.0], [24, 64]).astype("float32")
     x = np.tile(X[:8], (11, 1))
@@ -196,6 +201,7 @@ def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int])
     assert checked == [1, 2, 4, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> None:
     """Found at the end of the first call with what it has assigned."""
@@ -213,6 +219,7 @@ def test_a_layer_that_counts_steps(make_loop: Any) -> None:
     assert loop.step.optimizer.iterations == 12  # the end of the call with the tenth step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "accumulate", "right", "found"),
     [("iterations", 1, 4, 6), ("a variable", 1, 0, 6), ("a variable", 2, 10, 12)],
@@ -243,6 +250,7 @@ def test_a_loss_that_becomes_the_maximum_of_a_batch(
     assert loop.position.steps == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident])
 def test_calls_of_whole_epochs(make: Any, make_loop: Any) -> None:
     """No batch is left at their end."""
@@ -252,6 +260,7 @@ def test_calls_of_whole_epochs(make: Any, make_loop: Any) -> None:
         loop.fit(data, epochs=9, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_train_step_of_its_own(strategy_of: Any) -> None:
     loop = _loop_of(strategy_of(*TWO), largest_after=6)
     match = "the check at step 0.*train_step of _TwoUpdates does not mean the same on shares"
@@ -345,6 +354,7 @@ def test_a_name_that_is_unchecked_stays_so(make_loop: Any) -> None:
     loop.fit(ENDLESS, steps_per_epoch=12, callbacks=[_SwitchOn(switch, 1.0, number=2)], verbose=0)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_no_difference(strategy_of: Any, checked: list[int]) -> None:
     loop = _loop_of(strategy_of(*TWO))
     bias = loop.step.model.net.layers[0].bias
@@ -354,6 +364,7 @@ def test_a_loss_that_is_not_finite_is_no_difference(strategy_of: Any, checked: l
     assert checked == []
 
 
+@pytest.mark.slow
 def test_a_further_fit_counts_on_and_one_that_resumes_too(make_loop: Any, checked: list[int], tmp_path: Path) -> None:
     def loop() -> Any:
         return make_loop(TWO, line_net, steps_per_call=1)

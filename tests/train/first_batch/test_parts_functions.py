@@ -33,6 +33,7 @@ class _MeanOfBatches(M.Metric):
         return self.total / self.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "name"), [(f1, "f1"), (_MeanOfBatches(), "of_batches")], ids=["function", "class"])
 def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"])

@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [X, X[:1], np.repeat(X[:1], 24, axis=0)], ids=["rows", "one row", "equal rows"])
 def test_a_sum_given_to_add_loss(x: Any, make_loop: Any) -> None:
     def net(reduce: Any) -> Any:
@@ -105,6 +106,7 @@ def test_a_mean_of_an_activity_regularizer(make_loop: Any) -> None:
     check(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [(), (L.BatchNormalization, L.Dropout)], ids=["plain", "known to depend on the cut"])
 def test_a_sum_that_is_added_in_training_alone(before: Any, make_loop: Any) -> None:
     def net(reduce: Any) -> Any:
@@ -130,6 +132,7 @@ class _Applies(L.Layer):
         return self.function(x) if training or self.always else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [(), pytest.param((L.BatchNormalization,), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "change",
@@ -150,6 +153,7 @@ def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, known: Any, m
         check(make_loop(TWO, net), X, X[:, :1])
 
 
+@pytest.mark.slow
 def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> None:
     """And one that does not, which raises no alarm."""
 
@@ -192,6 +196,7 @@ class _OwnStatistics(L.BatchNormalization):  # type: ignore[name-defined]
         return x / ops.max(ops.abs(x)) if training else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronized", [False, True])
 def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((4,), _OwnStatistics(synchronized=synchronized), L.Dense(1)))
@@ -199,6 +204,7 @@ def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_l
         check(loop, X, X[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("units", "classes"),
     [(3, 3), (4, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, 1), (4, 3), (6, 1), (6, 3)])],
@@ -226,6 +232,7 @@ def test_a_draw_for_a_weight_is_the_same_for_all_rows(make_loop: Any) -> None:
     check(make_loop(TWO, lambda: sequential((3,), _OnWeights(), L.Dense(1))), X[:, :3], X[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mix",
     [
@@ -261,6 +268,7 @@ def test_an_output_of_one_row(change: Any, make_loop: Any) -> None:
         check(make_loop(TWO, net), X, X[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [True, False])
 @pytest.mark.parametrize(
     "function",
@@ -280,6 +288,7 @@ def test_what_depends_on_the_place_of_a_row(function: Any, always: bool, make_lo
         check(make_loop(TWO, net), X, X[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [(), (L.BatchNormalization, L.Dropout)], ids=["alone", "beside others"])
 @pytest.mark.parametrize("always", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_a_generator_draws_may_depend_on_the_place(always: bool, beside: Any, make_loop: Any) -> None:
@@ -304,6 +313,7 @@ _NO_MEAN: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new", "options"), _NO_MEAN.values(), ids=_NO_MEAN)
 def test_state_that_is_no_mean(new: Any, options: dict[str, Any], make_loop: Any) -> None:
     def net() -> Any:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of", "ignore:The 
 LIKE_OTHERS = {"resnet32", "resnet56", "wide_resnet", "cifar_cnn", "speed_net", "mlp"}  # as resnet20 and mnist_cnn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in mk.models.names() if hasattr(mk.models, n) and n not in LIKE_OTHERS])
 def test_silent_on_the_zoo(name: str, make_loop: Any) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -76,6 +77,7 @@ OF_CLASSES: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_silent_on_losses_of_keras(make_loop: Any) -> None:
     """Each of an output of its own, and what they take."""
     losses, targets, last = {}, {}, {}
@@ -158,6 +160,7 @@ def test_every_metric_of_keras_is_checked() -> None:
 RARE = ("binary", "counts")  # the same kinds of states as others have
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in RARE)) for k in METRICS])
 def test_silent_on_metrics_of_keras(kind: str, make_loop: Any) -> None:
     """With the weights of examples and without."""
@@ -176,6 +179,7 @@ def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
     check(make_loop(TWO, net, metrics=["mae"]), X, X[:, :1])
 
 
+@pytest.mark.slow
 def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> None:
     def net() -> Any:
         inputs = {"tokens": keras.Input((6,), dtype="int32", name="tokens"), "x": keras.Input((4,), name="x")}
@@ -195,6 +199,7 @@ def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> Non
 LOW_PRECISION = ("mixed_bfloat16", "mixed_float16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", LOW_PRECISION)
 def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
     def net() -> Any:
@@ -217,6 +222,7 @@ def test_silent_on_activity_regularisers(make_loop: Any) -> None:
         check(make_loop(TWO, net, loss_scale=8.0), x, x[:, :1])
 
 
+@pytest.mark.slow
 def test_silent_on_losses_of_noise(make_loop: Any) -> None:
     class Sampled(L.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:

@@ -38,6 +38,7 @@ def _noting(seen: list[Any], compare: Any) -> Any:
     return noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["batches", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("resident", "tf.data"))]
 )
@@ -71,6 +72,7 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
     assert int(loop.step.optimizer.iterations.numpy()) == 0
 
 
+@pytest.mark.slow
 def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
     for _ in range(2):  # a second try is no way around
@@ -106,6 +108,7 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         check(make_loop(TWO, binary_net, loss=of_pairs, metrics=[f1], unchecked=("loss",)), X, BINARY)
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
     def net() -> Any:
         inputs = keras.Input((4,))
@@ -145,6 +148,7 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any) -
     make_loop(TWO, net, unchecked=("rows",)).fit(data, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["halves", "top 4", "an assert"])
 def test_what_cannot_run_on_few_rows_is_refused(name: str, accumulate: int, make_loop: Any) -> None:

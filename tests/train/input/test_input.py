@@ -31,6 +31,7 @@ _DATA: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _DATA)
 def test_any_dataset_trains_the_same(kind: str, line: Any, numbers: Any) -> None:
     start = values_of(line)

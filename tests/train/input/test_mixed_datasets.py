@@ -39,6 +39,7 @@ def _compiled() -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_it_trains_as_in_fit(form: str, strategy_of: Any) -> None:
     expected, data = _compiled(), FORMS[form]()

@@ -157,11 +157,13 @@ def plain(strategy_of: Any) -> list[np.ndarray]:
     return trained(strategy_of("one_device", 1), Inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [OnCondition, lambda: mk.parallel.Recompute(Recomputed())], ids=["branch", "layer"])
 def test_in_a_branch_and_within_a_layer_that_is_computed_again(strategy_of: Any, block: Any, plain: Any) -> None:
     assert largest_difference(plain, trained(strategy_of("one_device", 1), block)) < 1e-6
 
 
+@pytest.mark.slow
 def test_losses_that_count_differently(strategy_of: Any) -> None:
     """Each has a backward pass of its own, in which the units are dropped that were dropped before."""
     y, weight = X[:, :1] ** 2, (np.arange(24) % 3 > 0).astype("float32")
@@ -182,6 +184,7 @@ def test_losses_that_count_differently(strategy_of: Any) -> None:
     assert largest_difference(run(Inner), run(Recomputed)) < 1e-6
 
 
+@pytest.mark.slow
 def test_in_mixed_precision(strategy_of: Any) -> None:
     """A gradient by hand is of bfloat16, and the weight of float32; Keras's fit cannot add it to a regularizer's."""
     one = strategy_of("one_device", 1)

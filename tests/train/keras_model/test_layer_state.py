@@ -36,6 +36,7 @@ def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:
     assert len({mask.tobytes() for mask in masks}) == 8, "two of 4 replicas x 2 steps drew the same mask"
 
 
+@pytest.mark.slow
 def test_counters_and_flags_of_a_layer_advance_once_per_step(
     make_loop: Any, numbers: Any, assert_replicas_equal: Any
 ) -> None:

@@ -67,6 +67,7 @@ def test_equal_draws_are_found_before_the_first_step(strategy_of: Any) -> None:
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+@pytest.mark.slow
 def test_seeds_by_replica_trains_and_keeps_the_states_equal(strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
     loop = _loop(strategy, mk.train.seeds_by_replica)
@@ -122,6 +123,7 @@ def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:
         block.__enter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

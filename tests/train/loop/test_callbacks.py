@@ -49,6 +49,7 @@ def data(numbers: Any) -> mk.data.Recipe:
     return mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, shuffle=True)
 
 
+@pytest.mark.slow
 def test_verbose_1_draws_a_bar_2_prints_a_line_per_epoch_and_0_nothing(loop: Any, data: Any, capsys: Any) -> None:
     loop.fit(data, epochs=2, verbose=0)
     assert capsys.readouterr().out == ""
@@ -90,6 +91,7 @@ def test_a_callback_can_stop_within_an_epoch(loop: Any, data: Any) -> None:
     assert [(epoch.steps, epoch.examples) for epoch in report.epochs] == [(2, 24)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_file_needs_no_mirrorkit(loop: Any, data: Any, numbers: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "epoch{epoch}.keras")
     saver = keras.callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=False)
@@ -111,6 +113,7 @@ def test_a_checkpoint_file_needs_no_mirrorkit(loop: Any, data: Any, numbers: Any
     np.testing.assert_allclose(fresh.predict(x, verbose=0), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_saved_model_goes_on_where_it_stopped(
     loop: Any, data: Any, tmp_path: Path, assert_replicas_equal: Any
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_saved_model_goes_on_where_it_stopped(
     assert int(model.optimizer.iterations.numpy()) == 15
 
 
+@pytest.mark.slow
 def test_swap_ema_weights_in_fit_is_keras_own(strategy_of: Any, numbers: Any) -> None:
     """Validation sees the averages, and so do the weights at the end; 2 replicas against Keras on one device."""
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12)

@@ -111,6 +111,7 @@ def test_methods_that_a_loop_has_not(line: Any) -> None:
         line.fits(X)
 
 
+@pytest.mark.slow
 def test_arrays_are_those_of_a_dataset(line: Any, numbers: Any) -> None:
     x, y = numbers
     start = values_of(line)

@@ -100,6 +100,7 @@ def hidden(_made: Any) -> Callable[[int], mk.train.Loop]:
     return lambda steps: calls_of(loop, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"ema": 0.9, "accumulate": 2}, pytest.param({"shard_optimizer": True}, marks=pytest.mark.slow)], ids=str
 )

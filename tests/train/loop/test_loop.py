@@ -173,6 +173,7 @@ def test_nothing_is_traced_twice(make_loop: Any, numbers: Any) -> None:
     assert loop._passes.calls.traces == 4
 
 
+@pytest.mark.slow
 def test_data_of_another_shape_is_compiled_anew_and_the_log_says_what_changed(
     make_loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,6 +39,7 @@ def _assert_same_bits(values: list[np.ndarray], expected: list[np.ndarray]) -> N
         np.testing.assert_array_equal(value, wanted)
 
 
+@pytest.mark.slow
 def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
     first = values_of(line)
     line.fit(data, epochs=1, verbose=0)
@@ -65,6 +66,7 @@ def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
     assert [epoch.steps for epoch in report.epochs] == [STEPS] * 2
 
 
+@pytest.mark.slow
 def test_an_update_takes_as_many_batches_as_it_did(make_loop: Any, recipe: Any) -> None:
     loop = make_loop(("mirrored", 2), line_net, accumulate=2)
     first = values_of(loop)

@@ -65,6 +65,7 @@ def _fit(line: Any, recipe: Any, validation: Any, *callbacks: Any, length: Any =
     return seen, loop.fit(recipe, callbacks=[seen, *callbacks], **options), loop
 
 
+@pytest.mark.slow
 def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, validation: Any) -> None:
     start = values_of(line)
     seen, report, loop = _fit(line, recipe, validation)
@@ -79,6 +80,7 @@ def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, va
     assert report.history == plain.history  # it trains the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "steps"),
     [

@@ -63,6 +63,7 @@ def _assert_same(before: list[list[np.ndarray]], after: list[list[np.ndarray]]) 
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_everything_is_as_it_was_nothing_is_left_to_trace_and_training_gives_the_same_bits(
     make_loop: Any, numbers: Any, copies: Any
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_global_gradient_is_clipped_then_transformed(make_loop: Any, numbers
     assert largest_difference([*loop.step.model.get_weights(), *_states(loop)], [kernel, bias, *means, 2]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "options"), [(("central_storage", 2), {}), (THREE, {}), (THREE, {"shard_optimizer": True})]
 )
@@ -110,6 +111,7 @@ def _with_variables(strategy_of: Any, where: Any, **options: Any) -> Any:
     return mk.train.Loop(strategy, mk.train.Step.from_compiled(model, **options))
 
 
+@pytest.mark.slow
 def test_each_optimizer_of_a_step_with_variables_has_a_state(strategy_of: Any, numbers: Any) -> None:
     one = ("one_device", 1)
     places = [(one, BOTH), (one, {**BOTH, "clip_norm": 0.01}), (one, {}), (THREE, BOTH)]
@@ -139,7 +141,7 @@ def test_a_compiled_model_that_is_no_function_has_them_too(strategy_of: Any, num
     assert largest_difference(alone, without) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["a function", "with variables"])
+@pytest.mark.parametrize("kind", [pytest.param("a function", marks=pytest.mark.slow), "with variables"])
 def test_a_resumed_run_comes_to_the_same_bits(make_loop: Any, strategy_of: Any, numbers: Any, tmp_path: Any, kind: str):
     def run(folder: str, *more: Any) -> Any:
         if kind == "a function":

@@ -99,6 +99,7 @@ class _Watch(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
         self.seen.append((epoch, dict(logs), self.model.net.predict(np.zeros((2, 6)), verbose=0).shape))
 
 
+@pytest.mark.slow
 def test_callbacks_have_the_model_with_all_its_parts(strategy_of: Any) -> None:
     loop, watch = loop_of(lambda: faulty_models.compiled(faulty_models.Base), strategy_of("mirrored", 2)), _Watch()
     report = loop.fit(_dataset(), epochs=1, callbacks=[watch], verbose=0)
@@ -242,6 +243,7 @@ class _Unused(faulty_models.Base):
         self.unused.build((None, 6))
 
 
+@pytest.mark.slow
 def test_weights_without_a_gradient_are_named_as_by_keras(strategy_of: Any) -> None:
     loop = loop_of(lambda: faulty_models.compiled(_Unused), strategy_of("mirrored", 2))
     with pytest.warns(UserWarning, match="Gradients do not exist") as ours:

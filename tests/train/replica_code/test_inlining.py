@@ -78,6 +78,7 @@ class MeanOfTwo(keras.Sequential):  # type: ignore[misc]
         return super().train_step(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [keras.Sequential, MeanOfTwo], ids=["one update", "two updates"])
 def test_another_thread_calls_a_tf_function_while_a_model_is_traced(kind: Any, strategy_of: Any) -> None:
     """It is a graph there, and not Python that runs at once."""
@@ -134,6 +135,7 @@ class Queue(L.Layer):
         return y
 
 
+@pytest.mark.slow
 def test_a_state_whose_new_shape_is_not_known_is_one_too(strategy_of: Any) -> None:
     _as_keras(strategy_of("one_device", 1), Queue, plain_dataset(X, Y, batch=12))
 
@@ -176,6 +178,7 @@ def test_a_method_that_was_replaced_on_the_optimizer_itself_is_refused(name: str
         mk.train.Step(_compiled(L.Identity), optimizer, loss="mse")
 
 
+@pytest.mark.slow
 def test_a_loss_may_read_the_weights_of_the_model(strategy_of: Any) -> None:
     def penalized(model: Any) -> Any:
         def loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:

@@ -37,6 +37,7 @@ def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "replicas"),
     [
@@ -76,6 +77,7 @@ def test_ragged_rows_are_refused_by_name(strategy_of: Any) -> None:
         loop.fit(ragged, epochs=1, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [faulty_models.SumInTheTracker, faulty_models.SumOfRows])
 def test_the_check_can_be_left_out(strategy_of: Any, kind: Any) -> None:
     """Of a step with several updates, and of one that is a function."""

@@ -93,6 +93,7 @@ def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strateg
     assert_state(loop, expected(4))
 
 
+@pytest.mark.slow
 def test_state_of_half_precision(strategy_of: Any) -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:

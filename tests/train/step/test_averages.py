@@ -22,6 +22,7 @@ def _net() -> Any:
     return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
 
 
+@pytest.mark.slow
 def test_within_the_block_everything_sees_the_averages(make_loop: Any, numbers: Any, tmp_path: Any) -> None:
     loop = make_loop(("mirrored", 2), _net, ema=0.5, metrics=["mae"])
     data = plain_dataset(*numbers, batch=20)
@@ -95,6 +96,7 @@ class Shift(L.Layer):
         return tf.nn.softmax(x + self.shift)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, pytest.param({"shard_optimizer": True}, marks=pytest.mark.slow)],

@@ -138,6 +138,7 @@ def _by_hand(data: Any, epochs: int) -> tuple[Alternating, list[float]]:
     return step, means
 
 
+@pytest.mark.slow
 def test_several_updates_of_a_batch_one_after_the_other(strategy_of: Any, numbers: Any) -> None:
     data = plain_dataset(*numbers, batch=22)  # the last one has 16, which three replicas cannot share equally
     expected, means = _by_hand(data, epochs=2)
@@ -164,6 +165,7 @@ def test_callbacks_see_a_model_that_holds_the_nets(strategy_of: Any, numbers: An
     assert largest_difference(loop.step.painter.get_weights(), trained) == 0
 
 
+@pytest.mark.slow
 def test_callbacks_that_look_for_an_optimizer(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:
     """One of Keras that sets its rate raises where the step shows none; one that only reads it does not."""
     data = plain_dataset(*numbers, batch=20)

@@ -35,6 +35,7 @@ def test_it_trains_on_replicas_as_by_hand(line: Any, numbers: Any, assert_replic
     assert_replicas_equal(line)
 
 
+@pytest.mark.slow
 def test_warm_up_puts_it_back_and_the_same_step_in_the_open_gives_the_same_bits(
     line: Any, numbers: Any, copies: Any
 ) -> None:

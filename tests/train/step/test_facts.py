@@ -238,6 +238,7 @@ def _steps(net: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y if net is one_output else (each, y))).batch(8)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.parametrize("net", [one_output, pytest.param(masked_output, marks=pytest.mark.slow)])
 def test_a_replica_copies_nothing_from_another_at_each_time_step(make_loop: Any, net: Any) -> None:

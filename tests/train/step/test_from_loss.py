@@ -120,6 +120,7 @@ def _rows(data: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data).batch(20)
 
 
+@pytest.mark.slow
 def test_as_plain_tensorflow(make: Any, x: np.ndarray, assert_replicas_equal: Any) -> None:
     """Two epochs with validation: every log and every weight."""
     case = Distillation()

@@ -54,6 +54,7 @@ class Largest(keras.metrics.Mean):  # type: ignore[name-defined]
         return super().update_state(keras.ops.cast(keras.ops.abs(y - y_pred) > self.above, "float32"), sample_weight)
 
 
+@pytest.mark.slow
 def test_trains_as_keras_does(strategy_of: Any, numbers: Any) -> None:
     def compiled() -> Any:
         model = sequential((4,), L.Dense(3, activation="tanh"), L.Dense(1))
@@ -157,6 +158,7 @@ def batches(*arrays: np.ndarray) -> Any:
     return mk.data.batches(mk.data.arrays(x, y, sample_weight=weight[0] if weight else None), global_batch_size=16)
 
 
+@pytest.mark.slow
 def test_it_trains_as_float32_does(make_loop: Any, caplog: Any) -> None:
     wide, other = (make_loop(("mirrored", 2), Plain, loss=squares, metrics=["mae"]) for _ in range(2))
     arrays = X, Y, WEIGHT
@@ -172,6 +174,7 @@ def test_it_trains_as_float32_does(make_loop: Any, caplog: Any) -> None:
     assert len([record for record in caplog.records if "float64, which is cast to float32" in record.message]) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_in_float64_gets_it(make_loop: Any) -> None:
     """float32 would round these examples to multiples of 8."""
 

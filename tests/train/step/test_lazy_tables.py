@@ -54,6 +54,7 @@ def _state(model: Any, optimizer: Any) -> list[np.ndarray]:
     return [*model.get_weights(), *numbers_of(moments)]
 
 
+@pytest.mark.slow
 def test_as_plain_numpy(make_loop: Any, assert_replicas_equal: Any) -> None:
     """The control is how far Keras's own Adam, on dense gradients, is from its arithmetic in float64."""
     x, y = words(UNEVEN)
@@ -70,6 +71,7 @@ def test_as_plain_numpy(make_loop: Any, assert_replicas_equal: Any) -> None:
     assert_replicas_equal(loop)
 
 
+@pytest.mark.slow
 def test_small_tables_are_lazy_too(make_loop: Any) -> None:
     def small() -> Any:
         return sequential((WORDS,), L.Embedding(9, 2), L.Flatten(), L.Dense(1))

@@ -74,6 +74,7 @@ def test_an_overflow_in_one_part_skips_the_update_of_all(make_loop: Any, numbers
     assert largest_difference(numbers_of(loop.step.model.trainable_variables), model.get_weights()) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
     """With a synchronized layer and unequal shares: what a share is divided by before the scale comes back after it."""
 
@@ -93,6 +94,7 @@ def test_a_fixed_scale_changes_no_result(make_loop: Any, numbers: Any) -> None:
 # --- float16
 
 
+@pytest.mark.slow
 def test_small_gradients_survive_float16(make_loop: Any, numbers: Any) -> None:
     """A loss so small that float16 rounds its gradient to zero, unless it is scaled."""
     moved = []

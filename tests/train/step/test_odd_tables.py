@@ -31,6 +31,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_batches_that_look_up_no_row(make_loop: Any) -> None:
     def net() -> Any:

@@ -106,6 +106,7 @@ def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
     assert sum(pieces) >= whole[0]
 
 
+@pytest.mark.slow
 def test_by_hand_outside_of_a_function(make_loop: Any, numbers: Any) -> None:
     """`step.compute` and `step.update`, eagerly; the bits are the same."""
 

@@ -94,6 +94,7 @@ _OPTIONS = {
 _ROUNDED_OTHERWISE = {"clip_norm", "loss_scale", "accumulate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "replicas"),
     _slow_but(

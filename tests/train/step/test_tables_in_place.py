@@ -55,6 +55,7 @@ def test_rows_that_were_not_looked_up(name: str, how: Any, stay: bool, make_loop
         assert np.all(np.any(old[is_seen] != new[is_seen], 1))
 
 
+@pytest.mark.slow
 def test_a_step_reads_rows_where_others_do_too(make_loop: Any) -> None:
     """Evaluation, prediction and the values of the model see what training wrote, and what was set."""
     loop, data = make_loop(("mirrored", 2), net, _OPTIMIZERS["SGD"], sparse_embeddings=True), words(UNEVEN)
@@ -97,6 +98,7 @@ def _operations(graphs: list[Any], smallest: int) -> Iterator[Any]:
                 yield operation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("SGD", marks=pytest.mark.slow), "Adagrad"])
 def test_no_tensor_is_as_large_as_a_table(name: str, make_loop: Any) -> None:
     smallest = SIZE * WIDTH // 8

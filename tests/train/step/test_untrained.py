@@ -97,6 +97,7 @@ UNTRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", UNTRAINED.values(), ids=UNTRAINED)
 def test_models_that_could_not_be_trained_predict(net: Any, three: Any, numbers: Any) -> None:
     loop = _made(three, net)

@@ -76,6 +76,7 @@ def test_labels_that_a_loss_ignores_are_right(loop_of: Any, ignored: int) -> Non
         loop.fit(mk.data.batches(other, global_batch_size=10), verbose=0)
 
 
+@pytest.mark.slow
 def test_labels_that_a_map_makes_anew_are_not_looked_at(loop_of: Any) -> None:
     data = mk.data.arrays(X, np.full(40, 9))
     loop = loop_of(Sparse())

@@ -27,6 +27,7 @@ def _assert_metrics_equal(make_loop: Any, last: Any, loss: str, make: Any, x: np
         np.testing.assert_allclose(logs[name], metric.result(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_multiclass_metrics_equal_keras_on_one_device(make_loop: Any, numbers: Any) -> None:
     """In a training, one with a value per class: checkpoints/test_resume.py; F1 and AUC: the equivalence table."""
 
@@ -104,6 +105,7 @@ class Rows(keras.metrics.Metric):
         return {"held": self.rows} if self.in_dict else self.rows
 
 
+@pytest.mark.slow
 def test_a_result_may_be_a_variable(make_loop: Any, numbers: Any) -> None:
     metrics = [Rows("rows"), Rows("dict", in_dict=True)]
     loop = make_loop(("mirrored", 2), line_net, loss="mse", metrics=metrics)
@@ -134,6 +136,7 @@ def test_an_output_may_be_a_variable(make_loop: Any) -> None:
     np.testing.assert_allclose(loop.step.model.bias.bias, np.full([4, 1], 1 - 0.1 * 2 / 4), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_function_is_a_metric_by_the_name_that_keras_gives_it(make_loop: Any, numbers: Any) -> None:
     def squared(name: str) -> Any:
         def error(y: Any, y_pred: Any) -> Any:
@@ -209,6 +212,7 @@ def _assert_as_in_keras(make_loop: Any, net: Any, batches: Any, **compiled: Any)
     assert_same_logs(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_metric_of_several_numbers_gives_the_names_of_keras(make_loop: Any, numbers: Any) -> None:
     weights = np.linspace(0.5, 1.5, 60, dtype="float32")
     compiled = {
@@ -218,6 +222,7 @@ def test_a_metric_of_several_numbers_gives_the_names_of_keras(make_loop: Any, nu
     _assert_as_in_keras(make_loop, line_net, plain_dataset(*numbers, weights, batch=20), **compiled)
 
 
+@pytest.mark.slow
 def test_metrics_of_several_numbers_for_several_outputs(make_loop: Any, numbers: Any) -> None:
     def net() -> Any:
         x = keras.Input((4,))
@@ -247,6 +252,7 @@ class Hits(keras.metrics.Metric):
         return self.hits + 0.0
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_users_own_counts_on_int32(make_loop: Any, numbers: Any) -> None:
     classes = (numbers[0], np.arange(60) % 3)
     options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy", Hits()]}

@@ -193,6 +193,7 @@ def test_the_shape_that_counts_is_that_of_the_call(fitted: Any) -> None:
         fitted(("one_device", 1), 8, net, y[:, :2], loss="mse")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_later_data_of_other_shapes_is_checked_too(replicas: int, make_loop: Any) -> None:
     x = np.ones([12, 4], np.float32)
