@@ -71,6 +71,7 @@ def _logs(error: np.ndarray, weight: np.ndarray, losses: list[float], sizes: lis
     }
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=8, deadline=None, database=None)
 @given(size=st.integers(1, 40), batch=st.integers(1, 45), weighted=st.booleans(), seed=st.integers(0, 2**16))
 @example(size=9, batch=8, weighted=False, seed=0)  # a last batch of one: 1, 0, 0, 0

@@ -312,7 +312,7 @@ def _of_its_own(make_loop: Any, strategy_of: Any) -> Any:
     return _loop_of(strategy_of(*TWO), layers=lambda: (L.Dense(8), L.BatchNormalization(), L.Dropout(0.3), _Counts()))
 
 
-@pytest.mark.parametrize("make", [_supervised, _of_its_own])
+@pytest.mark.parametrize("make", [pytest.param(_supervised, marks=pytest.mark.slow), _of_its_own])
 def test_a_right_training_goes_on_with_the_same_bits(
     make: Any, make_loop: Any, strategy_of: Any, monkeypatch: pytest.MonkeyPatch, checked: list[int]
 ) -> None:

@@ -164,6 +164,7 @@ print("trained", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_with_batches_under_way(tmp_path: Path, run_python: Any) -> None:
     """Of a generator, and of processes that serve items."""
     (tmp_path / "slow_items.py").write_text(ITEMS)
