@@ -7,14 +7,11 @@ another connection; the token itself is never sent. Without a token MAC is "-". 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
 import re
 import secrets
-import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +45,7 @@ def greeting(nonce: str) -> bytes:
 
 def nonce_of_greeting(line: bytes) -> str:
     """Return the host's nonce."""
-    if not line.startswith(_GREETING.encode()):
-        raise NotOurs
-    return require_nonce(line[len(_GREETING) :].decode("ascii", "replace"))
+    return require_nonce(line.decode("ascii", "replace").removeprefix(_GREETING).removesuffix("\n"))
 
 
 def require_nonce(found: object) -> str:
@@ -72,7 +67,7 @@ class Message:
 def read(line: bytes) -> Message:
     """Take a line apart. It may come from anybody: see `Signature.fits`."""
     try:
-        mac, _, text = line.decode("ascii").partition(" ")
+        mac, _, text = line.decode("ascii").removesuffix("\n").partition(" ")
         if len(re.findall(r"[\[{]", _STRING.sub("", text))) > _MOST_NESTS:
             raise NotOurs
         values = json.loads(text)
@@ -106,46 +101,7 @@ class Signature:
         return hmac.new(self.token, f"{sender} {self.host} {self.guest} {text}".encode(), hashlib.sha256).hexdigest()
 
 
-def next_line(connection: socket.socket, received: bytearray, *, limit: int, deadline: float) -> bytes:
-    """Wait for a line and take it out of `received`; bytes that come slowly do not prolong the wait.
-
-    NotOurs says that the line is too long, a TimeoutError that it did not come by the deadline (of time.monotonic).
-    """
-    searched = 0
-    while (line := take_line(received, limit=limit, searched=searched)) is None:
-        searched = len(received)
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
-        data = connection.recv(65536)
-        if not data:
-            raise ConnectionError("it left")
-        received += data
-    return line
-
-
-def take_line(received: bytearray, *, limit: int, searched: int = 0) -> bytes | None:
-    """Take the first line out of `received`; return None where its end, beyond `searched`, has not come yet."""
-    end = received.find(b"\n", searched)
-    if (len(received) if end < 0 else end) > limit:
-        raise NotOurs
-    if end < 0:
-        return None
-    line = bytes(received[:end])
-    del received[: end + 1]
-    return line
-
-
 def printable(text: object, *, length: int = 2000) -> str:
     """Return a text that came from another machine as a message may show it: short, without control characters."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text)[:length])
     return shown if len(str(text)) <= length else f"{shown}..."
-
-
-def wait_until_closed(connection: socket.socket, deadline: float) -> None:
-    """Read what still comes until the other end closes the connection, or the deadline."""
-    with contextlib.suppress(OSError):
-        while (left := deadline - time.monotonic()) > 0:
-            connection.settimeout(left)
-            if not connection.recv(65536):
-                return
