@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mirrorkit.doctor import command as doctor
 from mirrorkit.doctor import in_a_line as versions
@@ -27,14 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     prog = "mirrorkit" if Path(sys.argv[0]).stem == "mirrorkit" else "python -m mirrorkit"  # the console command
     parser = argparse.ArgumentParser(prog=prog, description="Tools for distributed training.")
-    parser.add_argument(
-        "--version",
-        action=_Version,
-        nargs=0,
-        dest=argparse.SUPPRESS,
-        default=argparse.SUPPRESS,
-        help="print the versions and exit",
-    )
+    parser.add_argument("--version", action="version", version=versions(), help="print the versions and exit")
     commands = parser.add_subparsers(dest="command", required=True)
     devices = commands.add_parser(
         "devices",
@@ -48,14 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     launch.add(commands)
     return parser
-
-
-class _Version(argparse.Action):
-    """Print the versions without importing TensorFlow; read only where they are asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(versions())
-        parser.exit()
 
 
 def _devices(options: argparse.Namespace) -> int:

@@ -62,10 +62,8 @@ def is_running(process: dict[str, Json]) -> bool:
     The kernel's identity and the time at which the process started tell it from another that got its number later,
     after a restart of a container, say.
     """
-    pid, kernel, started = (process.get(key) for key in ("pid", "kernel", "started"))
-    if kernel is None or started is None:
-        return False
-    return kernel == _kernel() and started == _started(pid)
+    started = process.get("started")
+    return started is not None and started == _started(process.get("pid")) and not is_elsewhere(process)
 
 
 def is_elsewhere(process: dict[str, Json]) -> bool:

@@ -11,13 +11,12 @@ from typing import NamedTuple
 JOURNAL = "MIRRORKIT_JOURNAL"  # the environment variable with its path; the launcher sets it
 BEGAN, RESTORED, STEPS, SAVED = "began", "restored", "steps", "saved"
 
-_LINE = re.compile(r"(\d+\.\d{3}) ([a-z]+) (\d+)")
+_LINE = re.compile(r"\d+\.\d{3} ([a-z]+) (\d+)")
 
 
 class Line(NamedTuple):
     """One of a journal: a fit began, was restored, has made steps, or has saved them."""
 
-    time: float  # seconds since the epoch
     what: str
     steps: int  # done so far
 
@@ -41,4 +40,4 @@ def saved(steps: int) -> None:
 def parsed(text: str) -> Line | None:
     """Return a line of the journal; None for any other, such as one that was cut off."""
     found = _LINE.fullmatch(text)
-    return Line(float(found[1]), found[2], int(found[3])) if found else None
+    return Line(found[1], int(found[2])) if found else None

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -25,6 +25,11 @@ def catch(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
     if not can_catch():
         return {}
     return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process as Python ends one, with the exit code of a signal that killed it; a handler."""
+    raise SystemExit(128 + number)
 
 
 def put_back(before: dict[int, Any]) -> None:

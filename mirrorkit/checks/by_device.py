@@ -43,7 +43,7 @@ class OnDevices:
 
     def __str__(self) -> str:
         """The table."""
-        kinds = [kind for kind in _KINDS if self._has(kind)]
+        kinds = [kind for kind in _KINDS if any(parts.get(kind) for parts in self.memory.values())]
         rows = [["device", *(f"{kind}, bytes" for kind in kinds), *(f"{name}, operations" for name in _PASSES)]]
         for device in sorted({*self.memory, *self.operations}):
             numbers = [self.memory.get(device, {}).get(kind, 0) for kind in kinds]
@@ -51,9 +51,6 @@ class OnDevices:
             rows.append([device, *(f"{number:,}" for number in numbers)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
-
-    def _has(self, kind: str) -> bool:
-        return any(parts.get(kind) for parts in self.memory.values())
 
 
 def on_devices(loop: Loop, data: Any) -> OnDevices:

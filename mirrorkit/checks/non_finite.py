@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,9 +112,7 @@ def find_in_shards(
         batch = _unpack(step, shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:
             continue
-        for found in _in_batch(batch):
-            return replace(found, shard=number)
-        for found in _in_computation(step, shard, batch, number):
+        for found in itertools.chain(_in_batch(batch), _in_computation(step, shard, batch, number)):
             return replace(found, shard=number)
     return None
 
@@ -214,11 +213,9 @@ def _in_gradients(
 
 def _look(what: str, where: str, tensors: Sequence[Any], *, given: Sequence[Any] = ()) -> NonFinite | None:
     numbers = _numbers(tensors)
-    finite = np.isfinite(numbers)
-    if finite.all():
+    if np.isfinite(numbers).all():
         return None
-    nan = int(np.isnan(numbers).sum())
-    infinite = numbers.size - int(finite.sum()) - nan
+    nan, infinite = int(np.isnan(numbers).sum()), int(np.isinf(numbers).sum())
     return NonFinite(what, where, nan, infinite, numbers.size, _range(numbers), _range(_numbers(given)))
 
 

@@ -217,9 +217,9 @@ def _of_replica_0(words: tf.Tensor) -> tf.Tensor:
 def _distance(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     wide = tf.complex128 if one.dtype.is_complex else tf.float64
     distance = tf.abs(tf.cast(one, wide) - tf.cast(other, wide))
-    same = tf.equal(one, other)  # two infinities are equal, though their distance is NaN
-    nothing, endless = tf.zeros_like(distance), tf.fill(tf.shape(distance), tf.constant(float("inf"), tf.float64))
-    return tf.reduce_max(tf.where(same, nothing, tf.where(tf.math.is_nan(distance), endless, distance)))
+    distance = tf.where(tf.math.is_nan(distance), tf.constant(np.inf, tf.float64), distance)
+    # two infinities are equal, though their distance is NaN
+    return tf.reduce_max(tf.where(tf.equal(one, other), tf.zeros_like(distance), distance))
 
 
 # What was compiled for a model or a step, kept for the lifetime of that object, so that repeated checks compile once.

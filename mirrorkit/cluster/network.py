@@ -49,8 +49,23 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
     pod appears only with the pod.
     """
-    require_hosts(cluster, timeout=timeout)
-    require_free_port(cluster)
+    deadline = time.monotonic() + timeout
+    tasks_by_host: dict[str, list[str]] = {}
+    for task, address in cluster.addresses.items():
+        tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
+    unknown = _failing(_look_up, tasks_by_host, deadline)
+    if unknown and time.monotonic() < deadline:
+        _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
+    while unknown and time.monotonic() < deadline:
+        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        unknown = _failing(_look_up, unknown, deadline)
+    if unknown:
+        named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
+        raise ClusterError(
+            f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelled host "
+            "name; this machine must be able to resolve the names of all tasks."
+        )
+    _require_free_port(cluster)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -65,59 +80,39 @@ def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[s
     All are tried at once. It takes at most `seconds`, and a little more where this machine is busy or a name server
     does not answer.
     """
-    listening: set[str] = set()
 
-    def look(task: str, address: str) -> None:
-        with contextlib.suppress(OSError), socket.create_connection(host_and_port(address), timeout=seconds):
-            listening.add(task)
+    def connect(task: str) -> None:
+        socket.create_connection(host_and_port(addresses[task]), timeout=seconds).close()
 
-    _all_at_once(look, list(addresses.items()), time.monotonic() + seconds + _BUSY)
-    return [task for task in addresses if task not in listening]
+    return _failing(connect, addresses, time.monotonic() + seconds + _BUSY)
 
 
-def _all_at_once(function: Callable[..., None], arguments: list[tuple], deadline: float) -> None:
-    """Call in threads and stop waiting at the deadline: the system's resolver has no time limit."""
-    threads = [threading.Thread(target=function, args=args, daemon=True) for args in arguments]
+def _failing(look: Callable[[str], None], names: Collection[str], deadline: float) -> list[str]:
+    """Return the names for which a function fails, or has not returned by the deadline; all at once, in threads.
+
+    The system's resolver has no time limit.
+    """
+    fine: set[str] = set()
+
+    def run(name: str) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            look(name)
+            fine.add(name)
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.01, deadline - time.monotonic()))
+    return [name for name in names if name not in fine]
 
 
-def require_hosts(cluster: Cluster, *, timeout: float) -> None:
-    """Refuse a cluster of which a host has no address; the first half of `require_network`."""
-    deadline = time.monotonic() + timeout
-    tasks_by_host: dict[str, list[str]] = {}
-    for task, address in cluster.addresses.items():
-        tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
-    unknown = _unknown(tasks_by_host, deadline)
-    if unknown and time.monotonic() < deadline:
-        _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
-    while unknown and time.monotonic() < deadline:
-        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
-        unknown = _unknown(unknown, deadline)
-    if unknown:
-        named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
-        raise ClusterError(
-            f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelled host "
-            "name; this machine must be able to resolve the names of all tasks."
-        )
+def _look_up(host: str) -> None:
+    socket.getaddrinfo(host, None)
 
 
-def _unknown(hosts: Collection[str], deadline: float) -> list[str]:
-    known: set[str] = set()
-
-    def look_up(host: str) -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            socket.getaddrinfo(host, None)
-            known.add(host)
-
-    _all_at_once(look_up, [(host,) for host in hosts], deadline)
-    return [host for host in hosts if host not in known]
-
-
-def require_free_port(cluster: Cluster) -> None:
-    """Refuse a cluster in which this process's port is in use; the second half of `require_network`."""
+def _require_free_port(cluster: Cluster) -> None:
+    """Refuse a cluster in which this process's port is in use."""
     if cluster.task not in cluster.addresses:  # an evaluator
         return
     address = cluster.addresses[cluster.task]
@@ -155,11 +150,11 @@ def door(cluster: Cluster) -> socket.socket:
         if _is_ip(host) or all(map(_is_loopback, hosts)):
             for family, *_, address in sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
                 try:
-                    return _listening(address, family)
+                    return socket.create_server(address, family=family)
                 except OSError as error:
                     if error.errno != errno.EADDRNOTAVAIL:
                         raise
-        return _listening(("", port), socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(("", port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise _cannot_listen(cluster, error) from error
 
@@ -169,8 +164,6 @@ def outside_interfaces() -> list[str]:
 
     TensorFlow's servers listen at all of them. On other systems than Linux all count as up.
     """
-    if not hasattr(socket, "if_nameindex"):
-        return ["all"]
     with socket.socket() as probe:
         return [name for _, name in socket.if_nameindex() if _is_outside(name, probe)]
 
@@ -185,12 +178,6 @@ def _is_outside(name: str, probe: socket.socket) -> bool:
     except OSError:  # it has gone
         return False
     return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK
-
-
-def _listening(address: tuple, family: int) -> socket.socket:
-    listening = socket.create_server(address, family=family, backlog=128)
-    listening.setblocking(False)  # who has connected may have left again before it is let in
-    return listening
 
 
 def _is_ip(host: str) -> bool:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mirrorkit.cluster import messages
@@ -97,23 +97,23 @@ class _Guest:
         self.writer.write(self.signature.line("host", values))
 
 
+@dataclass(eq=False)
 class _Host:
     """The first task: waits for the others."""
 
-    def __init__(self, cluster: Cluster, others: list[str], hello: dict[str, Any], token: bytes | None) -> None:
-        self._cluster = cluster
-        self._hello = hello
-        self._token = token
-        self._others = others
-        self._limit = messages.longest(hello)
-        self._guests: list[_Guest] = []  # the oldest first
-        self._present: dict[str, _Guest] = {}
-        self._dropped = ""  # what the first connection was that was dropped; others may come again and again
+    cluster: Cluster
+    others: list[str]
+    hello: dict[str, Any]
+    token: bytes | None
+    guests: list[_Guest] = field(default_factory=list)  # the oldest first
+    present: dict[str, _Guest] = field(default_factory=dict)
+    dropped: str = ""  # what the first connection was that was dropped; others may come again and again
 
     async def wait(self, timeout: float) -> None:
         self._met = asyncio.get_running_loop().create_future()
-        here = with_addresses({self._cluster.task: self._cluster.addresses[self._cluster.task]})
-        server = await asyncio.start_server(self._let_in, sock=door(self._cluster), limit=self._limit)
+        here = with_addresses({self.cluster.task: self.cluster.addresses[self.cluster.task]})
+        limit = messages.longest(self.hello)
+        server = await asyncio.start_server(self.let_in, sock=door(self.cluster), limit=limit)
         try:
             await _until_met(
                 self._met,
@@ -121,16 +121,16 @@ class _Host:
                 lambda: f"{here} has been waiting {_PATIENCE:.0f} s for {_few(self._missing)}",
                 lambda: self._did_not_come(timeout),
             )
-            for guest in self._present.values():
+            for guest in self.present.values():
                 guest.tell(go=True)
         except ClusterError as error:
-            for guest in self._guests:
+            for guest in self.guests:
                 if guest.is_task:
-                    guest.tell(error=f"{self._cluster.task} says: {error}")
+                    guest.tell(error=f"{self.cluster.task} says: {error}")
             raise
         finally:
             server.close()
-            for guest in self._guests:
+            for guest in self.guests:
                 if not guest.is_task:
                     self._forget(guest)
             # Tasks close first, so that no closed connection of ours keeps the port busy for a while.
@@ -139,13 +139,14 @@ class _Host:
 
     @property
     def _missing(self) -> list[str]:
-        return [task for task in self._others if task not in self._present]
+        return [task for task in self.others if task not in self.present]
 
-    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Greet who has connected, and take it among those present once it has named its task."""
         guest = _Guest(writer, Signature(None, messages.new_nonce(), ""))
-        self._guests.append(guest)
-        silent = [one for one in self._guests if not one.is_task]
-        if len(silent) > _STRANGERS + len(self._others):
+        self.guests.append(guest)
+        silent = [one for one in self.guests if not one.is_task]
+        if len(silent) > _STRANGERS + len(self.others):
             self._drop(silent[0], "came while too many others had not named a task")
         why = "left without naming a task"
         try:
@@ -158,7 +159,7 @@ class _Host:
         except asyncio.TimeoutError:
             why = f"named no task within {_HELLO:g} s"
         except asyncio.LimitOverrunError:
-            why = f"sent more than {self._limit} bytes"
+            why = "sent a longer line than a task does"
         except messages.NotOurs as error:
             why = str(error) or "sent something else than a task of this version of mirrorkit does"
         except asyncio.CancelledError:
@@ -175,24 +176,24 @@ class _Host:
         Raises:
             NotOurs: it is none of the others.
         """
-        me = self._cluster.task
+        me = self.cluster.task
         message = messages.read(line)
         hello = message.values
-        signature = Signature(self._token, guest.signature.host, messages.require_nonce(hello.get("nonce")))
+        signature = Signature(self.token, guest.signature.host, messages.require_nonce(hello.get("nonce")))
         task = hello.get("task")
         if not (isinstance(task, str) and isinstance(hello.get("tasks"), dict)):
             raise messages.NotOurs
         if not signature.fits("guest", message):
-            gave = "no" if message.mac == messages.UNSIGNED else "a wrong" if self._token else "an unexpected"
+            gave = "no" if message.mac == messages.UNSIGNED else "a wrong" if self.token else "an unexpected"
             guest.tell(error=f"{me} says: this task gave {gave} job token. Give all tasks the same {JOB_TOKEN}.")
             raise messages.NotOurs(f"gave {gave} job token ({JOB_TOKEN})")
         guest.signature, guest.is_task = signature, True
-        if task not in self._others:
+        if task not in self.others:
             guest.tell(
                 error=f"{me} says: there is no other task {messages.printable(task, length=50)!r} in its cluster."
             )
             raise messages.NotOurs("named a task that is not in this cluster")
-        for name, mine in self._hello.items():
+        for name, mine in self.hello.items():
             if name != "task" and hello.get(name) != mine:
                 theirs = messages.printable(repr(hello.get(name)))
                 self._refuse(
@@ -200,14 +201,14 @@ class _Host:
                     f"{messages.printable(repr(mine))}. Start all tasks with the same."
                 )
                 return
-        if task in self._present:
+        if task in self.present:
             self._refuse(
                 f"Two processes say that they are {task}. Give each task its own index, and end what is left of an "
                 "earlier run."
             )
             return
-        self._present[task] = guest
-        for one in self._present.values():
+        self.present[task] = guest
+        for one in self.present.values():
             one.tell(**{"waiting for": _few(self._missing)})
         if not self._missing and not self._met.done():
             self._met.set_result(None)
@@ -217,23 +218,23 @@ class _Host:
             self._met.set_exception(ClusterError(why))
 
     def _drop(self, guest: _Guest, why: str) -> None:
-        if not self._dropped and guest in self._guests:
+        if not self.dropped and guest in self.guests:
             host = guest.writer.get_extra_info("peername")[0]
-            self._dropped = f" {self._cluster.task} dropped a connection from {host}, which {why}."
-            _log.warning(self._dropped.strip())
+            self.dropped = f" {self.cluster.task} dropped a connection from {host}, which {why}."
+            _log.warning(self.dropped.strip())
         self._forget(guest)
 
     def _forget(self, guest: _Guest) -> None:
         guest.writer.close()
-        self._guests = [one for one in self._guests if one is not guest]
-        self._present = {task: one for task, one in self._present.items() if one is not guest}
+        self.guests = [one for one in self.guests if one is not guest]
+        self.present = {task: one for task, one in self.present.items() if one is not guest}
 
     def _did_not_come(self, timeout: float) -> str:
-        named = with_addresses({task: self._cluster.addresses[task] for task in self._missing})
+        named = with_addresses({task: self.cluster.addresses[task] for task in self._missing})
         return (
-            f"{named} did not start within {timeout:g} s; {len(self._present) + 1} of {len(self._others) + 1} "
-            f"tasks are there ({self._cluster.source}).{self._dropped} Look at their output; they must run the "
-            f"same script and reach {self._cluster.addresses[self._cluster.task]}. A longer start_timeout waits longer."
+            f"{named} did not start within {timeout:g} s; {len(self.present) + 1} of {len(self.others) + 1} "
+            f"tasks are there ({self.cluster.source}).{self.dropped} Look at their output; they must run the "
+            f"same script and reach {self.cluster.addresses[self.cluster.task]}. A longer start_timeout waits longer."
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from mirrorkit.devices.layout import KIND_AND_COUNT as KIND_AND_COUNT
 from mirrorkit.devices.layout import Devices, find, resolve, set_memory_growth, split_cpu
 from mirrorkit.devices.layout import share_physical_device as share_physical_device
+from mirrorkit.devices.layout import short_name as short_name
 from mirrorkit.devices.verification import Device, Verification, verify
 from mirrorkit.devices.verification import nvidia_smi as nvidia_smi
 

@@ -7,7 +7,6 @@ import json
 import signal
 from collections import Counter
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 from mirrorkit import stop_signals
@@ -38,15 +37,11 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     # An exit of Python, unlike a signal, also ends the child process.
-    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), _leave)
+    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), stop_signals.leave)
     try:
         return _examine(options)
     finally:
         stop_signals.put_back(before)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _examine(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mirrorkit.errors import FileError, MirrorkitError
+from mirrorkit.errors import MirrorkitError
 from mirrorkit.within import within
 
 Status = Literal["ok", "warning", "failure"]
@@ -35,18 +35,11 @@ def of_message(name: str, status: Status, message: str, *, cure: str = "Correct 
 def guarded(name: str, check: Callable[[], Iterable[Finding]], *, seconds: float | None = None) -> list[Finding]:
     """Run a check. If it raises, or does not end within `seconds`, the last finding is a failure that says so."""
     found: list[Finding] = []
-
-    def run() -> None:
-        try:
-            found.extend(check())
-        except MirrorkitError as error:
-            found.append(of_message(name, "failure", str(error)))
-        except Exception as error:
-            cure = "The doctor did not expect this: fix what the error names, and report it if that does not help."
-            found.append(Finding(name, "failure", f"the check ended with {type(error).__name__}: {error}", cure))
-
     try:
-        within(f"The check of {name}", seconds, run)
-    except FileError as error:
+        within(f"The check of {name}", seconds, lambda: found.extend(check()))
+    except MirrorkitError as error:
         return [*found, of_message(name, "failure", str(error))]
+    except Exception as error:
+        cure = "The doctor did not expect this: fix what the error names, and report it if that does not help."
+        return [*found, Finding(name, "failure", f"the check ended with {type(error).__name__}: {error}", cure)]
     return found

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from glob import glob
-from typing import Any
 
 from mirrorkit import processor
 from mirrorkit.doctor import gpus
@@ -73,7 +72,7 @@ def _answer(require: str | None) -> tuple[list[Finding], gpus.Facts | None]:
     try:
         import tensorflow as tf
 
-        found = len(tf.config.list_physical_devices("GPU"))
+        found = tf.config.list_physical_devices("GPU")
     except Exception as error:  # NumPy or protobuf of the wrong version raise other errors than ImportError
         what = f"TensorFlow cannot be imported: {type(error).__name__}: {error}"
         return [Finding("import", "failure", what, _REINSTALL)], None
@@ -90,20 +89,16 @@ def _answer(require: str | None) -> tuple[list[Finding], gpus.Facts | None]:
         findings.append(of_message("devices", "failure", str(error), cure=cure))
     if not found:
         findings += _onednn()
+    details = map(tf.config.experimental.get_device_details, found)
     facts = gpus.Facts(
         driver=len(devices.nvidia_smi("name")),
         device_files=len(glob("/dev/nvidia[0-9]*")),
-        tensorflow=found,
+        tensorflow=len(found),
         built_with_cuda=bool(tf.test.is_built_with_cuda()),
-        capabilities=[_capability(tf, gpu) for gpu in tf.config.list_physical_devices("GPU")],
+        capabilities=[".".join(map(str, of.get("compute_capability", ["unknown"]))) for of in details],
         built_for=tf.sysconfig.get_build_info().get("cuda_compute_capabilities", []),
     )
     return findings, facts
-
-
-def _capability(tf: Any, gpu: Any) -> str:
-    major, minor = tf.config.experimental.get_device_details(gpu).get("compute_capability", ("unknown", ""))
-    return f"{major}.{minor}"
 
 
 def _onednn() -> Iterator[Finding]:

@@ -160,6 +160,7 @@ class _Held:
     node: str = ""
 
 
+@dataclass(eq=False)
 class RayNodes:
     """Room for workers on a Ray cluster; see `job.Placement`.
 
@@ -171,27 +172,26 @@ class RayNodes:
         call: the pickled function that the command runs, if it runs one.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        events: queue.SimpleQueue,
-        most: int,
-        share: WorkerResources,
-        call: bytes | None = None,
-    ) -> None:
+    command: Sequence[str]
+    events: queue.SimpleQueue
+    most: int
+    share: WorkerResources
+    call: bytes | None = None
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        """Ask for the actors, each in a thread."""
         import ray
 
-        self._command, self._events, self._share, self._call = command, events, share, call
-        self.problem = ""
         self._actor = ray.remote(Slot).options(
-            num_cpus=share.cpus,
-            num_gpus=share.gpus,
+            num_cpus=self.share.cpus,
+            num_gpus=self.share.gpus,
             max_restarts=0,
             max_concurrency=100,  # threads; `stay` and `read` wait in theirs
-            scheduling_strategy="SPREAD" if share.spread else "DEFAULT",
+            scheduling_strategy="SPREAD" if self.share.spread else "DEFAULT",
         )
         self._is_closed, self._changed = False, time.monotonic()
-        self._held = [_Held() for _ in range(most)]
+        self._held = [_Held() for _ in range(self.most)]
         self._threads = [threading.Thread(target=self._hold, args=(held,), daemon=True) for held in self._held]
         for thread in self._threads:
             thread.start()
@@ -227,14 +227,14 @@ class RayNodes:
         tell(f"{workers_text(width)} on {', '.join(addresses)}")
         tasks = layout.tasks(Cluster(workers=tuple(addresses), source="launch"))
         self._used = dict(zip(tasks, actors, strict=True))
-        own = {"TF_NUM_INTRAOP_THREADS": str(self._share.cpus)}
-        if not self._share.gpus:  # otherwise Ray sets it for the actor
+        own = {"TF_NUM_INTRAOP_THREADS": str(self.share.cpus)}
+        if not self.share.gpus:  # otherwise Ray sets it for the actor
             own["CUDA_VISIBLE_DEVICES"] = "-1"
         return {name: {**given, **own} for name, given in layout.variables(tasks, os.environ).items()}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> RayProcess:
         """See `job.Placement`."""
-        return RayProcess(self._used[name], tell, self._command, dict(environment), os.getcwd(), self._call)
+        return RayProcess(self._used[name], tell, self.command, dict(environment), os.getcwd(), self.call)
 
     def close(self) -> None:
         """See `job.Placement`."""
@@ -264,12 +264,12 @@ class RayNodes:
                 failed_starts += 1
                 if failed_starts == _MOST_FAILED_STARTS:
                     self.problem = f"Ray cannot start the actor of a worker: {str(error).strip()}"
-                    self._events.put(ROOM)
+                    self.events.put(ROOM)
                 time.sleep(_LOOK)
 
     def _has_changed(self) -> None:
         self._changed = time.monotonic()
-        self._events.put(ROOM)
+        self.events.put(ROOM)
 
 
 def _addresses(actors: Sequence[Any]) -> list[str]:

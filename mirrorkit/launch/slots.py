@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from mirrorkit.errors import JobError
 from mirrorkit.launch.process import Process
 
 _LONGEST = 30.0  # seconds of a command
-_DIGITS = 9
 
 
 def count(source: str) -> int:
@@ -29,7 +29,7 @@ def count(source: str) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"slots={source!r} gave no number of workers: {error}.") from error
     last = text.strip().rpartition("\n")[2].strip()
-    if not last.isdecimal() or len(last) > _DIGITS:
+    if not re.fullmatch("[0-9]{1,9}", last):
         raise JobError(f"slots={source!r} must give a number of workers in its last line, found {last[:50]!r}.")
     return int(last)
 

@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mirrorkit.errors import JobError
 from mirrorkit.launch import slots
@@ -16,6 +17,7 @@ from mirrorkit.launch.process import Process, Tell
 _SECONDS = 5.0  # between two looks at the slots
 
 
+@dataclass(eq=False)
 class ThisMachine:
     """Starts tasks as processes; see `job.Placement`.
 
@@ -23,40 +25,36 @@ class ThisMachine:
         command: of each task.
         environments: see `job.Placement`.
         events: those of the job.
-        most: workers there is room for where there are no slots.
+        room: for how many workers there is room; at first where there are no slots.
         source: of the slots (`slots.count`), which a thread looks up; None where the room does not change.
 
     Raises:
         JobError: there is no number of slots at the start.
     """
 
+    command: Sequence[str]
+    environments: Callable[[int], dict[str, dict[str, str]]]
+    events: queue.SimpleQueue
+    room: int
+    source: str | None
     problem = ""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environments: Callable[[int], dict[str, dict[str, str]]],
-        events: queue.SimpleQueue,
-        most: int,
-        source: str | None,
-    ) -> None:
-        self._command, self.environments = command, environments
-        self._events, self._source = events, source
+    def __post_init__(self) -> None:
+        """Look up the slots, and go on in a thread."""
         self._wanted, self._looking = threading.Event(), threading.Lock()
         self._is_closed = self._has_failed = False
-        self.room = most
-        if source is not None:
-            self.room = slots.count(source)
+        if self.source is not None:
+            self.room = slots.count(self.source)
             threading.Thread(target=self._watch, daemon=True).start()
 
     def refresh(self) -> bool:
         """See `job.Placement`; where there is no number, the room stays as it was."""
-        if self._source is None:
+        if self.source is None:
             return False
         with self._looking:
             before = self.room
             try:
-                self.room = slots.count(self._source)
+                self.room = slots.count(self.source)
                 self._has_failed = False
             except JobError as error:
                 if not self._has_failed:
@@ -67,11 +65,11 @@ class ThisMachine:
     def look(self) -> bool:
         """See `job.Placement`."""
         self._wanted.set()
-        return self._source is not None
+        return self.source is not None
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Process:
         """See `job.Placement`."""
-        return Process([sys.executable, *self._command], environment, tell)
+        return Process([sys.executable, *self.command], environment, tell)
 
     def close(self) -> None:
         """See `job.Placement`."""
@@ -85,4 +83,4 @@ class ThisMachine:
             if self._is_closed:
                 return
             if self.refresh():
-                self._events.put(ROOM)
+                self.events.put(ROOM)

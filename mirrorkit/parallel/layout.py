@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit import strategy as _strategy
 from mirrorkit.arguments import is_whole
-from mirrorkit.devices import Devices, resolve
+from mirrorkit.devices import Devices, resolve, short_name
 from mirrorkit.errors import StepError
 from mirrorkit.parallel.keras_internals import in_creation, seeing_creations
 from mirrorkit.strategy import class_name, is_on_own_devices, replica_devices
@@ -134,16 +134,15 @@ class Layout:
                 f"A layout goes with one device or mirrored, found {class_name(strategy)}. Create the strategy with "
                 "layout.strategy(). A table that is larger than one parameter server is a mk.parallel.PartitionedTable."
             )
-        found = [_short(device) for device in replica_devices(strategy)]
-        if tf.distribute.has_strategy() and found != [_short(device) for device in self.first_devices]:
+        found = tuple(map(short_name, replica_devices(strategy)))
+        if tf.distribute.has_strategy() and found != self.first_devices:
             raise StepError(
                 f"The strategy's replicas have the devices {', '.join(found)}, and the first devices of the "
-                f"layout's replicas are {', '.join(map(_short, self.first_devices))}. Create the strategy with "
+                f"layout's replicas are {', '.join(self.first_devices)}. Create the strategy with "
                 "layout.strategy()."
             )
-        here = _short(tf.zeros([]).device)
-        places = [i for i, device in enumerate(self.devices) if _short(device) == here]
-        replica = places[0] // self._stages if places else 0
+        here = short_name(tf.zeros([]).device)
+        replica = self.devices.index(here) // self._stages if here in self.devices else 0
         return self.devices[replica * self._stages + number]
 
     def _check_fit(self) -> None:
@@ -170,12 +169,6 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):
             raise StepError(f"{pattern!r} has the device {number!r}; write the number of a device, from 0.")
-
-
-def _short(device: str) -> str:
-    """Return "GPU:1" of any way to write that device."""
-    spec = tf.DeviceSpec.from_string(device)
-    return f"{spec.device_type}:{spec.device_index}"
 
 
 def _lines(paths: Iterable[str]) -> str:

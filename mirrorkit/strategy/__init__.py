@@ -14,7 +14,6 @@ from __future__ import annotations
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.strategy.agreement import of_chief as of_chief
 from mirrorkit.strategy.agreement import require_same as require_same
-from mirrorkit.strategy.barrier import saying_what_is_missing as saying_what_is_missing
 from mirrorkit.strategy.barrier import wait_for_all
 from mirrorkit.strategy.barrier import waiting_for_the_chief as waiting_for_the_chief
 from mirrorkit.strategy.creation import chosen as chosen

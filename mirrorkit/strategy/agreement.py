@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mirrorkit.errors import ClusterError
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.exchange import arrays_of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy.exchange import arrays_of_all_workers, bytes_of_all_workers, place, texts_of_all_workers
 from mirrorkit.strategy.workers import by_worker, num_workers
 
 _MOST = 3  # differences that an error tells
@@ -47,9 +47,7 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
     """Return the chief's bytes, whatever the others give. Collective."""
     length = int(arrays_of_all_workers(strategy, np.array(len(data), np.float64))[0])
-    words = np.frombuffer(data[:length].ljust(-(-length // 4) * 4, b"\0"), np.uint32)
-    of_chief = arrays_of_all_workers(strategy, words.astype(np.float64))[0]
-    return of_chief.astype(np.uint32).tobytes()[:length]
+    return bytes_of_all_workers(strategy, data, length)[0]
 
 
 def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:

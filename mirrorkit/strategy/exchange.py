@@ -59,8 +59,8 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     if workers == 1:
         return np.array(value, np.float64)[np.newaxis]
     flat = value.ravel()
-    text = _place.get().encode()[:_PLACE].ljust(_PLACE, b"\0")
-    head = [flat.size, zlib.crc32(_place.get().encode()), *np.frombuffer(text, np.uint32)]
+    place = _place.get().encode()
+    head = [flat.size, zlib.crc32(place), *_words(place, _PLACE)]
     first = _exchanged(strategy, np.concatenate([head, flat[: _SMALL - len(head)]]), _SMALL)
     heads, found = np.split(first, [len(head)], axis=1)
     if (heads != heads[0]).any():
@@ -75,11 +75,22 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
 
 def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
     """Return the texts of all workers in their order, cut off after `most` bytes. Collective."""
-    own = np.zeros(most)
-    encoded = text.encode()[:most]
-    own[: len(encoded)] = list(encoded)
-    rows = arrays_of_all_workers(strategy, own)
-    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="replace") for row in rows]
+    return [_decoded(data) for data in bytes_of_all_workers(strategy, text.encode(), most)]
+
+
+def bytes_of_all_workers(strategy: tf.distribute.Strategy, data: bytes, most: int) -> list[bytes]:
+    """Return the bytes of all workers in their order, `most` of each, with zeros where there are fewer. Collective."""
+    rows = arrays_of_all_workers(strategy, _words(data, most))
+    return [row.astype(np.uint32).tobytes()[:most] for row in rows]
+
+
+def _words(data: bytes, size: int) -> np.ndarray:
+    """Return bytes as numbers, as many as `size` bytes take."""
+    return np.frombuffer(data[:size].ljust(-(-size // 4) * 4, b"\0"), np.uint32).astype(np.float64)
+
+
+def _decoded(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -113,7 +124,7 @@ def sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) -> str:
-    places = [bytes(head[2:].astype(np.uint32)).rstrip(b"\0").decode(errors="replace") for head in heads]
+    places = [_decoded(head[2:].astype(np.uint32).tobytes()) for head in heads]
     if len(set(places)) == 1:
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (

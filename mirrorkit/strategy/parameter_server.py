@@ -23,6 +23,7 @@ from mirrorkit.strategy.workers import task_addresses
 
 _log = logging.getLogger("mirrorkit")
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CHECK_SECONDS = 1.0  # between two checks whether the chief listens
 _CHECKS_UNTIL_EXIT = 3  # so many in a row find nothing at the chief's address: it has exited
 _THREADS = "TF_NUM_INTEROP_THREADS"
@@ -108,24 +109,17 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
     """
     assert cluster.chief is not None
     chief = {"chief": cluster.chief}
-    received: list[int] = []
-    stop_signals.catch((signal.SIGTERM, signal.SIGINT), lambda number, frame: received.append(number))
+    stop_signals.catch(_SIGNALS, stop_signals.leave)
     _raise_threads()
     start_server(cluster)
     _log.info("%s: serving until the chief at %s has exited.", cluster, cluster.chief)
-    deadline, seen, absent = time.monotonic() + start_timeout, False, 0
+    _wait_for(chief, cluster, start_timeout)
+    received: list[int] = []
+    stop_signals.catch(_SIGNALS, lambda number, frame: received.append(number))
+    absent = 0
     while absent < (1 if received else _CHECKS_UNTIL_EXIT):
-        is_absent = bool(unreachable(chief))
-        if not seen and is_absent and received:
-            raise SystemExit(128 + received[0])
-        if not seen and is_absent and time.monotonic() > deadline:
-            raise ClusterError(
-                f"{cluster.task} waited {start_timeout:g} s for the chief ({cluster.chief}), where nobody listens "
-                f"({cluster.source}). Look at its log. A longer start_timeout waits longer."
-            )
-        seen = seen or not is_absent
-        absent = absent + 1 if seen and is_absent else 0
         time.sleep(_CHECK_SECONDS)
+        absent = absent + 1 if unreachable(chief) else 0
     _log.info("%s: the chief has exited.", cluster.task)
     raise SystemExit(0)
 

@@ -21,8 +21,7 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     print(mk.strategy.num_workers(strategy))  # 1
     ```
     """
-    cluster = _cluster(strategy)
-    return 1 if cluster is None else sum(cluster.num_tasks(job) for job in _training_jobs(cluster))
+    return max(1, len(addresses(strategy)))
 
 
 def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext | None:
@@ -53,20 +52,15 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     print(f"worker {mk.strategy.worker_index(strategy)} of {mk.strategy.num_workers(strategy)}")  # worker 0 of 1
     ```
     """
-    cluster = _cluster(strategy)
-    if cluster is None:
-        return 0
-    resolver = strategy.cluster_resolver
-    before = 1 if resolver.task_type == "worker" and "chief" in cluster.jobs else 0
-    return before + resolver.task_id
+    return list(addresses(strategy) or ["worker 0"]).index(worker_name(strategy))
 
 
 def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
     """Return "host:port" of every worker by its name, in their order; empty under a strategy of one process."""
-    cluster = _cluster(strategy)
-    if cluster is None:
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return {}
-    return {task: address for job in _training_jobs(cluster) for task, address in task_addresses(strategy, job).items()}
+    jobs = [job for job in ("chief", "worker") if job in cluster_spec(strategy).jobs]
+    return {task: address for job in jobs for task, address in task_addresses(strategy, job).items()}
 
 
 def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
@@ -88,7 +82,9 @@ def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
 
 def worker_name(strategy: tf.distribute.Strategy) -> str:
     """Return this process's name in messages: "chief", "worker 1"."""
-    return list(addresses(strategy) or {"worker 0": ""})[worker_index(strategy)]
+    if not addresses(strategy):
+        return "worker 0"
+    return task_name(strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id)
 
 
 def replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
@@ -116,12 +112,3 @@ def by_worker(strategy: tf.distribute.Strategy, values: Sequence[str]) -> str:
     names = list(addresses(strategy))
     groups = {value: [n for n, v in zip(names, values, strict=True) if v == value] for value in dict.fromkeys(values)}
     return " and ".join(f"{value} on {', '.join(of_value)}" for value, of_value in groups.items())
-
-
-def _cluster(strategy: tf.distribute.Strategy) -> Any:
-    """Return the description of a cluster in which all train in step; None under a strategy of one process."""
-    return cluster_spec(strategy) or None if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
-
-
-def _training_jobs(cluster: Any) -> list[str]:
-    return [job for job in ("chief", "worker") if job in cluster.jobs]

@@ -64,7 +64,7 @@ def test_the_strategy_is_entered_after_the_layout() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("mirrored", r"CPU:0, CPU:1, .*layout.strategy"),
+        ("mirrored", r"CPU:0, /device:CPU:1, .*layout.strategy"),
         ("central_storage", "found CentralStorageStrategy"),
     ],
 )
