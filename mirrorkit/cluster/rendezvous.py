@@ -59,12 +59,20 @@ def wait_for_all(
 
 
 def _run(meeting: Coroutine[Any, Any, None]) -> None:
+    """Run it in a thread: a notebook's own has an event loop already, and a program may keep one in its own."""
+    cancel: list[Callable[[], object]] = []
+
+    async def run() -> None:
+        if task := asyncio.current_task():
+            cancel.append(lambda: task.get_loop().call_soon_threadsafe(task.cancel))
+        await meeting
+
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(meeting)
-    else:  # as in a notebook
-        within("The first task", None, asyncio.run, meeting)
+        within("The first task", None, asyncio.run, run())
+    except (KeyboardInterrupt, SystemExit):  # in this thread, which waits
+        for end in cancel:
+            end()
+        raise
 
 
 async def _until_met(

@@ -8,9 +8,8 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mirrorkit import stop_signals
 from mirrorkit.arguments import is_whole, seconds, whole_number
@@ -18,8 +17,12 @@ from mirrorkit.errors import ArgumentError, JobError
 from mirrorkit.journal import JOURNAL
 from mirrorkit.launch.called import RESULT
 from mirrorkit.launch.output import say, tell
-from mirrorkit.launch.process import Tell
 from mirrorkit.launch.progress import Progress
+
+if TYPE_CHECKING:  # where the tasks of a job run, and these
+    from mirrorkit.launch.process import Process
+    from mirrorkit.launch.ray_nodes import RayNodes, RayProcess
+    from mirrorkit.launch.this_machine import ThisMachine
 
 ROOM = "room"  # the event that there is room for another number of workers
 _LOOK = getattr(signal, "SIGHUP", None)
@@ -28,51 +31,6 @@ _LOOK = getattr(signal, "SIGHUP", None)
 _SECONDS_AFTER_FAILURE = 5.0
 _MOST_WORKERS = 10_000
 _LONGEST_WAIT = 1.0  # seconds; a signal that comes just before a wait begins has its handler run after that wait
-
-
-class Running(Protocol):
-    """A task that was started."""
-
-    def send(self, number: int) -> None:
-        """Send a signal to the script and all that it started."""
-
-    def end(self) -> None:
-        """Kill the script and wait until it has exited."""
-
-
-class Placement(Protocol):
-    """Where the tasks of a job run. It puts `ROOM` into the events of the job when the room for workers changes.
-
-    Attributes:
-        problem: why there will be no more room; "" where there may be.
-    """
-
-    problem: str
-
-    @property
-    def room(self) -> int:
-        """For how many workers there is room."""
-
-    def refresh(self) -> bool:
-        """Look how much room there is, after a wait while it changes; return whether it has changed."""
-
-    def look(self) -> bool:
-        """Look soon, as SIGHUP asks for; return whether this signal means that here."""
-
-    def environments(self, width: int) -> dict[str, dict[str, str]]:
-        """Return the environment variables of each task of an attempt with so many workers, on ports that are free.
-
-        There are none where there is less room than a moment ago.
-        """
-
-    def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Running:
-        """Start one of these tasks.
-
-        `tell` is that of `Process`; it is given ("lost", exit code) where the room of the task is gone with it.
-        """
-
-    def close(self) -> None:
-        """Give the room back."""
 
 
 @dataclass
@@ -125,7 +83,7 @@ class Job:
         self._saved_at_loss = -1  # steps that were saved when room was lost
         self._is_in_vain = False  # whether an attempt has made no step: it may be the script's error
 
-    def run(self, placement: Placement) -> int:
+    def run(self, placement: ThisMachine | RayNodes) -> int:
         """Start attempt after attempt until one ends well, or none may follow; return 0, or the code of the last."""
         self._placement = placement
         while width := self._next_width():
@@ -188,7 +146,7 @@ class Job:
         self._width, self._environments = width, environments
         self._has_servers = "ps 0" in environments
         self._progress.begin(workers_text(width))
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, Process | RayProcess] = {}
         self._code: int | None = None  # of the attempt: that of the first failure, or the chief's
         self._is_resizing = False  # whether it ends, to start again with other workers
         self._has_lost_room = False

@@ -16,7 +16,7 @@ from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.cluster import outside_interfaces
 from mirrorkit.errors import ClusterError, JobError
 from mirrorkit.launch import layout, ray_nodes
-from mirrorkit.launch.job import Job, Placement
+from mirrorkit.launch.job import Job
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.ray_nodes import RayNodes, WorkerResources
 from mirrorkit.launch.this_machine import ThisMachine
@@ -177,7 +177,7 @@ def on_ray(
     return pickle.loads(base64.b64decode(job.result))
 
 
-def _run(job: Job, placement: Placement) -> int:
+def _run(job: Job, placement: ThisMachine | RayNodes) -> int:
     """Run a job, and return its exit code. On Ray once connected: Ray catches signals too."""
     before = stop_signals.catch(_SIGNALS, lambda received, frame: job.events.put(received))
     try:

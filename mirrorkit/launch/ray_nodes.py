@@ -103,7 +103,7 @@ def pickled(function: Callable[[], Any]) -> bytes:
 
 
 class RayProcess:
-    """A script in the slot of a node; see `job.Running`."""
+    """A script in the slot of a node; see `Process`."""
 
     def __init__(self, actor: Any, tell: Tell, *arguments: Any) -> None:
         self._actor, self._tell = actor, tell
@@ -112,13 +112,13 @@ class RayProcess:
         self._follower.start()
 
     def send(self, number: int) -> None:
-        """See `job.Running`; an actor that is still there some seconds after SIGKILL is killed itself."""
+        """See `Process`; an actor that is still there some seconds after SIGKILL is killed itself."""
         self._actor.send.remote(int(number), self._started)  # after the start
         if number == KILL:
             threading.Thread(target=self._give_up, daemon=True).start()
 
     def end(self) -> None:
-        """See `job.Running`."""
+        """See `Process`."""
         self.send(KILL)
         self._follower.join()
 
@@ -136,8 +136,9 @@ class RayProcess:
             what = ""
             while what != "exit":
                 for what, value in _answer(self._actor.read, next(_numbers)):
-                    if (what, value) == ("exit", _KILLED):
-                        self._require_actor()
+                    if (what, value) == ("exit", _KILLED):  # Ray kills what an actor has started before that exits
+                        time.sleep(_LOOK)
+                        _answer(self._actor.address)  # raises where it has
                     self._tell(what, value)
         except Exception as error:  # whatever it is, the job must learn that the task has ended
             is_lost = isinstance(error, ray.exceptions.RayActorError)
@@ -145,11 +146,6 @@ class RayProcess:
             self._tell("err", why)
             _kill(self._actor)  # what still runs there must not go on beside the next attempt
             self._tell(*("lost", _KILLED) if is_lost else ("exit", 1))
-
-    def _require_actor(self) -> None:
-        """Raise a RayActorError where the actor is about to exit: before it does, Ray kills what it has started."""
-        time.sleep(_LOOK)
-        _answer(self._actor.address)
 
 
 @dataclass
@@ -162,7 +158,7 @@ class _Held:
 
 @dataclass(eq=False)
 class RayNodes:
-    """Room for workers on a Ray cluster; see `job.Placement`.
+    """Room for workers on a Ray cluster; see `ThisMachine`.
 
     Args:
         command: of each task.
@@ -198,7 +194,7 @@ class RayNodes:
 
     @property
     def room(self) -> int:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         return len(self._placed)
 
     @property
@@ -206,18 +202,18 @@ class RayNodes:
         return [held for held in self._held if held.node]
 
     def refresh(self) -> bool:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         before = self.room
         while self.room < len(self._held) and time.monotonic() - self._changed < _SETTLED:
             time.sleep(0.1)
         return self.room != before
 
     def look(self) -> bool:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         return False
 
     def environments(self, width: int) -> dict[str, dict[str, str]]:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         placed = sorted(self._placed, key=lambda held: held.node)
         actors = [held.actor for held in placed[:width]]
         addresses = _addresses(actors) if actors else []
@@ -233,11 +229,11 @@ class RayNodes:
         return {name: {**given, **own} for name, given in layout.variables(tasks, os.environ).items()}
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> RayProcess:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         return RayProcess(self._used[name], tell, self.command, dict(environment), os.getcwd(), self.call)
 
     def close(self) -> None:
-        """See `job.Placement`."""
+        """See `ThisMachine`."""
         self._is_closed = True
         for held in self._held:
             _kill(held.actor)

@@ -19,12 +19,16 @@ _SECONDS = 5.0  # between two looks at the slots
 
 @dataclass(eq=False)
 class ThisMachine:
-    """Starts tasks as processes; see `job.Placement`.
+    """Starts tasks as processes. `RayNodes` has the same methods, and these attributes.
+
+    Attributes:
+        problem: why there will be no more room; "" where there may be.
 
     Args:
         command: of each task.
-        environments: see `job.Placement`.
-        events: those of the job.
+        environments: returns the environment variables of each task of an attempt with so many workers, on ports that
+            are free; none where there is less room than a moment ago.
+        events: those of the job; `ROOM` is put into them when the room for workers changes.
         room: for how many workers there is room; at first where there are no slots.
         source: of the slots (`slots.count`), which a thread looks up; None where the room does not change.
 
@@ -48,7 +52,10 @@ class ThisMachine:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def refresh(self) -> bool:
-        """See `job.Placement`; where there is no number, the room stays as it was."""
+        """Look how much room there is, after a wait while it changes; return whether it has changed.
+
+        Where there is no number, the room stays as it was.
+        """
         if self.source is None:
             return False
         with self._looking:
@@ -63,16 +70,19 @@ class ThisMachine:
             return self.room != before
 
     def look(self) -> bool:
-        """See `job.Placement`."""
+        """Look soon, as SIGHUP asks for; return whether this signal means that here."""
         self._wanted.set()
         return self.source is not None
 
     def start(self, name: str, environment: Mapping[str, str], tell: Tell) -> Process:
-        """See `job.Placement`."""
+        """Start one of these tasks.
+
+        `tell` is that of `Process`; it is given ("lost", exit code) where the room of the task is gone with it.
+        """
         return Process([sys.executable, *self.command], environment, tell)
 
     def close(self) -> None:
-        """See `job.Placement`."""
+        """Give the room back."""
         self._is_closed = True
         self._wanted.set()
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 import tensorflow as tf
 
@@ -58,15 +57,15 @@ def name_lost_workers(strategy: tf.distribute.Strategy, error: Exception) -> Non
     while not (gone := unreachable(others)) and time.monotonic() < deadline:
         time.sleep(0.2)
     if gone:  # of a closed connection TensorFlow says no more, in 70 lines
-        cause = None if isinstance(error, tf.errors.UnavailableError) else error
-        _raise({task: others[task] for task in gone}, "is gone", cause)
-    silent = [task for task in _unhealthy(str(error)) if task in others]
-    if silent or isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
-        _raise({task: others[task] for task in silent or others}, "has stopped answering", error)
-
-
-def _raise(tasks: dict[str, str], what: str, cause: Exception | None) -> NoReturn:
-    named = " or ".join(f"{task} ({address})" for task, address in tasks.items())
+        what, cause = "is gone", None if isinstance(error, tf.errors.UnavailableError) else error
+    else:
+        what, cause = "has stopped answering", error
+        gone = [task for task in _unhealthy(str(error)) if task in others]
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+            gone = gone or list(others)
+    if not gone:
+        return
+    named = " or ".join(f"{task} ({others[task]})" for task in gone)
     raise ClusterError(
         f"{named} {what}, and the other workers cannot go on without it. Its own output says why it ended. Start all "
         "workers again; with the callback mk.train.Checkpoints they go on from the newest checkpoint."
