@@ -14,7 +14,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce import reduction
 from mirrorkit.train.step.global_batch import HostBatch
-from mirrorkit.train.totals.totals import EXAMPLES
+from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES
 
 L = keras.layers
 
@@ -56,7 +56,7 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
 
     @tf.function(autograph=False)
     def by_hand(weights: Any, slots: Any, gradients: Any, totals: Any) -> Any:
-        denominator, _ = totals[step.functions.facts.divisors[0]], totals[EXAMPLES]
+        denominator, _ = totals[DIVISOR], totals[EXAMPLES]
         means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
         return mk.optim.functional_apply(step.functions._apply._optimizer, weights, slots, means), totals
 

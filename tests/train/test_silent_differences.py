@@ -133,9 +133,11 @@ def test_a_masked_loss_beside_one_that_layers_add(where: Any, make_loop: Any) ->
     loop = make_loop(where, _masked_and_added, accumulate=2, loss_scale=64.0)
     model = keras_twin(_masked_and_added, loop)
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.fit(plain_dataset(tokens, y, batch=24), epochs=3, verbose=0)
-    loop.fit(plain_dataset(tokens, y, batch=12), epochs=3, verbose=0)
+    whole = plain_dataset(tokens, y, batch=24)
+    model.fit(whole, epochs=3, verbose=0)
+    report = loop.fit(plain_dataset(tokens, y, batch=12), epochs=3, verbose=0, validation_data=whole)
     assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-6
+    assert report.history["val_loss"][-1] == pytest.approx(model.evaluate(whole, verbose=0), rel=1e-5)
 
 
 def test_a_loss_that_is_not_finite_is_found_in_any_part(make_loop: Any) -> None:

@@ -22,7 +22,7 @@ from mirrorkit.train.reduce.sparse_gradient import SparseGradient, folded
 from mirrorkit.train.step.changing import dense
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.step.functions import Functions
-from mirrorkit.train.step.loop_step import FirstOf
+from mirrorkit.train.step.loop_step import FirstOf, Pass
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, LOSS
 from mirrorkit.variables import path
@@ -83,9 +83,7 @@ class PureRuns:
             values = computed.values._replace(weights=weights, state=state, scale=scale)
             if what == "predict":
                 return [_outputs(step, values, in_parts, sizes) for sizes in cuts]
-            compute = _totals
-            if what == "train":
-                compute = _whole if step.is_whole else _sums
+            compute = _whole if what == "train" and step.is_whole else functools.partial(_sums, what)
             return [compute(functions, values, in_parts, sizes, total) for sizes in cuts]
 
         as_ran = (
@@ -136,11 +134,13 @@ def _outputs(step: Supervised, values: Any, in_parts: InParts, sizes: Sequence[i
     return in_parts(of_part, sizes)
 
 
-def _sums(functions: Functions, values: Any, in_parts: InParts, sizes: Sequence[int], total: tf.Tensor) -> Nest:
+def _sums(
+    what: Pass, functions: Functions, values: Any, in_parts: InParts, sizes: Sequence[int], total: tf.Tensor
+) -> Nest:
     """Return gradients, layer state and totals of all parts."""
-    found: list[ShardSums] = in_parts(lambda rows: functions.shard_sums(values, rows, _FIRST, total), sizes)
+    found: list[ShardSums] = in_parts(lambda rows: functions.shard_sums(what, values, rows, _FIRST, total), sizes)
     totals = tf.add_n([one.totals for one in found])
-    of_parts = [_dense(functions, one.gradients[DIVISOR]) for one in found]
+    of_parts = [_dense(functions, one.gradients[0]) for one in found]
     sums = [tf.add_n(of_weight) for of_weight in zip(*of_parts, strict=True)]
     return _means(sums, totals), _state(functions, values.state, [one.state for one in found], totals), totals
 
@@ -161,13 +161,6 @@ def _whole(functions: Functions, values: Any, in_parts: InParts, sizes: Sequence
     means = _means(_dense(functions, tape.gradient(loss, values.weights)), totals)
     state = [functions.state.sums(seeded, ran.state, functools.partial(_examples, own)) for ran, own in found]
     return means, _state(functions, values.state, state, totals), totals
-
-
-def _totals(functions: Functions, values: Any, in_parts: InParts, sizes: Sequence[int], total: tf.Tensor) -> Nest:
-    """Return the same without training."""
-    found = in_parts(lambda rows: functions.shard_totals(values, rows, _FIRST, total), sizes)
-    totals = tf.add_n([of_part for of_part, _ in found])
-    return [], _state(functions, values.state, [state for _, state in found], totals), totals
 
 
 def _means(sums: Sequence[tf.Tensor], totals: tf.Tensor) -> list[tf.Tensor]:

@@ -35,7 +35,7 @@ class OwnStep:
     Args:
         model: the model, built.
         replicas: how many there are.
-        gather: what `mk.train.all_gather` does.
+        gather: see `run_pure`.
         measure: creates the metrics for data, of which it gets the specs; returns the variables that losses read.
         by_user: whether it is a user who wrote the steps, and not Keras.
         separates: see `PureScope`.
@@ -45,7 +45,7 @@ class OwnStep:
         self,
         model: KerasModel,
         replicas: int,
-        gather: Gather = no_gather,
+        gather: Gather | None = no_gather,
         measure: Callable[[Spec], Reads] = lambda data: (),
         *,
         by_user: bool = True,
@@ -100,7 +100,6 @@ class Found(NamedTuple):
 
     optimizer: KerasOptimizer | None  # which makes the update, where it trains
     asks: bool  # whether replicas have to ask each other for the divisor of a mean
-    means: int  # how many means were kept apart
 
 
 def found_as_function(own: OwnStep, what: str, spec: Spec, reads: Reads) -> Found:
@@ -144,7 +143,7 @@ def found_as_function(own: OwnStep, what: str, spec: Spec, reads: Reads) -> Foun
     if own.by_user and (changed := changed_attributes(model, before)):
         raise NotAFunction(f"it changes the Python attributes {changed}")
     optimizer = None if ran.scope.applied is None else ran.scope.applied.optimizer
-    return Found(optimizer, ran.scope.asks and replicas > 1, ran.scope.means)
+    return Found(optimizer, ran.scope.asks and replicas > 1)
 
 
 def _tensors(nest: Nest) -> list[tf.Tensor]:

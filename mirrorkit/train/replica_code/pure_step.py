@@ -78,6 +78,7 @@ class PureScope(ShareScope, Scope):
         assigned: each variable that was assigned, and the value, in order.
         at_update: how many operations the graph had when the update was made.
         minimized: of what the last gradient was taken.
+        means: the means that were taken, and that a divisor of their own divides.
         terms: the parts of the last gradient that were kept apart, and in `rest` what is left of it.
     """
 
@@ -104,7 +105,7 @@ class PureScope(ShareScope, Scope):
         self.divisor: Divisor | None = None  # of the mean that is being taken
         self.terms: list[Term] = []
         self.rest: Sequence[Any] | None = None
-        self._means: list[tuple[tf.Tensor, Divisor]] = []
+        self.means: list[tuple[tf.Tensor, Divisor]] = []
         self._weights = {id(variable): value for variable, value in weights}
         # A frozen weight is watched too: Keras leaves TensorFlow's variable trainable.
         floats = [(native(variable), value) for variable, value in others if value.dtype.is_floating]
@@ -166,20 +167,15 @@ class PureScope(ShareScope, Scope):
         divisor, self.divisor = self.divisor, None
         if divisor is not None and self.separates:
             mean = tf.identity(mean)
-            self._means.append((mean, divisor))
+            self.means.append((mean, divisor))
         return mean
-
-    @property
-    def means(self) -> int:
-        """How many means were taken that a divisor of their own divides."""
-        return len(self._means)
 
     def separate(self, target: tf.Tensor, sources: Nest) -> None:
         """Take the gradient apart, of a loss in a graph that is linear in its means."""
         flat = tf.nest.flatten(sources)
-        self.rest = tf.gradients(target, flat, stop_gradients=[mean for mean, _ in self._means])
+        self.rest = tf.gradients(target, flat, stop_gradients=[mean for mean, _ in self.means])
         self.terms = [
-            Term(tf.gradients(mean, flat, grad_ys=tf.gradients(target, mean)), divisor) for mean, divisor in self._means
+            Term(tf.gradients(mean, flat, grad_ys=tf.gradients(target, mean)), divisor) for mean, divisor in self.means
         ]
 
     def summaries(self) -> None:
@@ -223,7 +219,7 @@ def run_pure(
     data: Nest,
     share: Share,
     *,
-    gather: Gather,
+    gather: Gather | None,
     scale: tf.Tensor | None = None,
     is_part: bool = False,
     separates: bool = False,
@@ -237,7 +233,7 @@ def run_pure(
         values: of its variables.
         data: what the step is given: one replica's rows.
         share: what these are of the batch.
-        gather: what `mk.train.all_gather` does.
+        gather: what `mk.train.all_gather` does; None for what it does around this call.
         scale, is_part, separates, by_user: see `PureScope`.
     """
     variables = metric_variables(model)
@@ -252,7 +248,7 @@ def run_pure(
     # A summary keeps a user's step from being a function; of a layer's, a warning tells.
     summaries = scope.summaries if by_user else None
     totals = None if is_part else share.totals()
-    with running(model, scope, scope=scope, gather=gather, summaries=summaries, totals=totals):
+    with running(model, scope, scope=scope, gather=gather or ambient.gather, summaries=summaries, totals=totals):
         logs = named_logs(step(data), step)
     values_after = dict(scope.state_mapping)
 

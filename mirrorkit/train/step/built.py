@@ -29,7 +29,7 @@ from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.step.variants import make_loss
+from mirrorkit.train.step.whole_batch import refused
 
 _log = logging.getLogger("mirrorkit")
 
@@ -59,7 +59,7 @@ def build_step(
     own = OwnStep(
         trained,
         strategy.num_replicas_in_sync,
-        make_loss(options, shards).gather,
+        None if options.whole_batch else refused(shards),
         measured,
         by_user=options.runs_keras,
         separates=options.accumulate > 1,

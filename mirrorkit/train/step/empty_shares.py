@@ -64,7 +64,7 @@ class Copies(NamedTuple):
         part = tf.where(self.is_all, 1 / replicas, 1.0)  # gradient and layer state
         # Loss, examples and metrics of one copy only, which is exact where a sum of thirds is not.
         totals = tf.where(self.is_all & (replica > 0), 0.0, 1.0)
-        weights = {name: totals if name == "totals" else part for name in sums}
+        weights = {name: totals if name in ("totals", "divisors") else part for name in sums}
         return {
             name: tf.nest.map_structure(lambda t, weight=weights[name]: t * tf.cast(weight, t.dtype), value)
             for name, value in sums.items()

@@ -19,17 +19,18 @@ from mirrorkit.variables import path
 class ShardSums(NamedTuple):
     """What a shard adds, and in its structure what there is to send: None stands for what is not."""
 
-    # for each term, by the index of its divisor: for each weight
-    gradients: dict[int, list[tf.Tensor | SparseGradient | None]]
+    gradients: list[list[tf.Tensor | SparseGradient | None]]  # for each term of the loss: one for each weight
+    divisors: list[tf.Tensor]  # for each term but the first, which the DIVISOR of the totals divides
     state: list[tf.Tensor | None]  # one for each variable of the layer state
     totals: tf.Tensor
 
     def sent(self, rows: Callable[[int, SparseGradient], Nest]) -> Sums:
         """Return the sums that travel, a nest without None; `rows` says what stands for those of a weight's rows."""
-        flat = [pair for divisor in sorted(self.gradients) for pair in enumerate(self.gradients[divisor])]
+        flat = [pair for of_term in self.gradients for pair in enumerate(of_term)]
         of_weights = [rows(i, one) if isinstance(one, SparseGradient) else one for i, one in flat if one is not None]
         return {
             "gradients": of_weights,
+            "divisors": self.divisors,
             "state": [value for value in self.state if value is not None],
             "totals": self.totals,
         }
@@ -45,8 +46,9 @@ class ShardSums(NamedTuple):
                 )
             return None if value is None else tf.zeros(value.shape, value.dtype)
 
-        gradients = {divisor: [zeros(one) for one in of_term] for divisor, of_term in self.gradients.items()}
-        return ShardSums(gradients, [zeros(value) for value in self.state], zeros(self.totals))
+        gradients = [[zeros(one) for one in of_term] for of_term in self.gradients]
+        divisors, state = ([zeros(value) for value in values] for values in (self.divisors, self.state))
+        return ShardSums(gradients, divisors, state, zeros(self.totals))
 
 
 def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable], *, always: bool) -> Sums:
@@ -58,11 +60,11 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable
         weights: the variables.
     """
     replica, replicas = this_replica()
-    of_terms = [pair for of_term in largest.gradients.values() for pair in enumerate(of_term)]
+    of_terms = [pair for of_term in largest.gradients for pair in enumerate(of_term)]
     lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, SparseGradient)}
     sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
     blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}
-    for of_term in sums.gradients.values():
+    for of_term in sums.gradients:
         for i, one in enumerate(of_term):
             if (
                 i in blocks
@@ -87,7 +89,6 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable
 class TraceFacts:
     """What is known once a step was traced; the same for every trace."""
 
-    divisors: tuple[int, ...]  # for each term of the loss the index of the total that divides it
     has_gradient: tuple[tuple[bool, ...], ...]  # for each term and weight
     changes: tuple[bool, ...]  # for each variable of the layer state whether training changes it, so that it is sent
     specs: Nest  # shape and dtype of each tensor that is sent
@@ -95,10 +96,8 @@ class TraceFacts:
     @classmethod
     def of(cls, sums: ShardSums, shapes: Sequence[Sequence[int]]) -> TraceFacts:
         """Read them off what a trace returns; `shapes` are those of the weights."""
-        divisors = tuple(sorted(sums.gradients))
         return cls(
-            divisors,
-            tuple(tuple(gradient is not None for gradient in sums.gradients[divisor]) for divisor in divisors),
+            tuple(tuple(gradient is not None for gradient in of_term) for of_term in sums.gradients),
             tuple(value is not None for value in sums.state),
             tf.nest.map_structure(
                 lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

@@ -1,6 +1,6 @@
 """The arithmetic of a step: pure functions of tensors, traced once and the same on every replica.
 
-`train_sums` and `test_sums` give what one shard adds; `new_values` what follows from the sums over all shards.
+`sums` gives what one shard adds; `new_values` what follows from the sums over all shards.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import OneDevice
-from mirrorkit.train.step.empty_shares import has_no_rows, of_size
+from mirrorkit.train.step.empty_shares import Separate, has_no_rows, of_size
 from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.tables import needs_rows
-from mirrorkit.train.step.whole_batch import EachExample
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
@@ -55,7 +54,6 @@ class Functions:
         clock: Clock,
         devices: OneDevice,
         apply: ReplicatedOptimizer,
-        loss: EachExample,
         own: OwnStep,
     ) -> None:
         self._own, self._model, self._apply = own, own.model, apply
@@ -65,22 +63,28 @@ class Functions:
         self.shapes = [tuple(weight.shape) for weight in variables.weights]
         self._variables, self._averages, self._transforms = variables, averages, transforms
         self._clock, self._shards = clock, own.replicas * options.accumulate
-        self._devices, self._loss = devices, loss
-        self._communicate(train=state.synchronized or loss.communicates, test=loss.communicates)
+        self._devices = devices
+        self.replicas: dict[Pass, Separate] = {}
+        self._traced: dict[Pass, Any] = {}
+        is_whole = options.whole_batch and own.replicas > 1
+        self._communicate("train", communicate=state.synchronized or is_whole)
+        self._communicate("test", communicate=is_whole)
         self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
         self._totals: Totals | None = None
-        self._facts: TraceFacts | None = None
+        self._facts: dict[Pass, TraceFacts] = {}
         # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
         self._scales = not (own.by_user and overrides(own.model, "train_step"))
         self._depends: list[bool] = []  # of each weight, whether the loss does
-        self.test_changes: list[bool] | None = None  # for each variable of the layer state, without training
 
-    def _communicate(self, *, train: bool, test: bool) -> None:
-        """Say in which passes replicas communicate: these must be traced on each replica."""
-        self.training, self.testing = (self._devices.replicas(communicate=one) for one in (train, test))
-        trace = functools.partial(self._devices.trace, jit_compile=self._options.jit_compile)
-        self._sums = trace(self.shard_sums, alone=not train)
-        self._test_sums = trace(self.shard_totals, alone=not test)
+    def _communicate(self, what: Pass, *, communicate: bool) -> None:
+        """Say whether replicas communicate in a pass: then it must be traced on each replica."""
+
+        def shard_sums(values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
+            return self.shard_sums(what, values, batch, place, total)
+
+        self.replicas[what] = self._devices.replicas(communicate=communicate)
+        jit_compile = self._options.jit_compile
+        self._traced[what] = self._devices.trace(shard_sums, alone=not communicate, jit_compile=jit_compile)
 
     def resolve(self, batch: UnpackedBatch, what: Pass = "train") -> None:
         """Trace the step once for data of this kind, and refuse one that is no function of values."""
@@ -89,11 +93,8 @@ class Functions:
         except NotAFunction as why:
             raise self._refused(what, why) from why
         self._totals = self._totals or Totals(self._model)
-        if what == "train":
-            self._totals.divisors = found.means
-        asks = {one: passing.communicate for one, passing in (("train", self.training), ("test", self.testing))}
-        if found.asks and not asks[what]:
-            self._communicate(**asks | {what: True})
+        if found.asks and not self.replicas[what].communicate:
+            self._communicate(what, communicate=True)
 
     @property
     def totals(self) -> Totals:
@@ -108,18 +109,24 @@ class Functions:
     @property
     def facts(self) -> TraceFacts:
         """What tracing found out; known once the step was traced."""
-        if self._facts is None:
+        if "train" not in self._facts:
             raise StepError(
                 "Which weights have a gradient is known once `compute` was traced. Call strategy.run(step.compute, "
                 "args=(batch,)) before step.update, which takes the sums that it returns."
             )
-        return self._facts
+        return self._facts["train"]
+
+    @property
+    def changes_in_test(self) -> Sequence[bool]:
+        """For each variable of the layer state, whether a pass without training changes it."""
+        return self._facts["test"].changes
 
     @property
     def only_read(self) -> list[Variable]:
         """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
         state = zip(self.state.variables, self.facts.changes, strict=True)
-        read = self._sums.variables if isinstance(self._sums, TraceOnce) else []
+        traced = self._traced["train"]
+        read = traced.variables if isinstance(traced, TraceOnce) else []
         return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]
 
     @property
@@ -137,8 +144,9 @@ class Functions:
         """The numbers of the weights that an update writes in place; see `ReplicatedOptimizer`."""
         return self._apply.tables
 
-    def train_sums(
+    def sums(
         self,
+        what: Pass,
         values: Changing,
         batch: Nest,
         place: tf.Tensor,
@@ -152,48 +160,30 @@ class Functions:
         `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows. `total`
         is how many rows the whole batch has, where that must be known.
         """
+        traced, communicate = self._traced[what], self.replicas[what].communicate
         like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
-        if largest and self.tables and not self.training.communicate:
-            like = self._sums.trace(values, of_size(batch, largest), place, total).structured_outputs
-        elif self._apply.lazy:
+        if largest and self.tables and not communicate:
+            like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
+        elif self._apply.lazy and what == "train":
             raise needs_rows("the size of the batch is not known, or several batches make an update")
-        if has_no_rows(batch) and not self.training.communicate:
-            if self._facts is None:
-                self._found(like or self._sums.trace(values, of_size(batch, None), place, total).structured_outputs)
-            return self.facts.zeros if like is None else by_rows(like.nothing, like)
+        if has_no_rows(batch) and not communicate:
+            if what not in self._facts:
+                self._found(what, like or traced.trace(values, of_size(batch, None), place, total).structured_outputs)
+            return self._facts[what].zeros if like is None else by_rows(like.nothing, like)
         with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
-            sums = self._sums(values, batch, place, total)
-        self._found(sums)
+            sums = traced(values, batch, place, total)
+        self._found(what, sums)
         return sums.sent(self._dense) if like is None else by_rows(sums, like)
 
     def _dense(self, weight: int, rows: SparseGradient) -> tf.Tensor:
         return dense_of(rows.ids, rows.values, self.shapes[weight][0])
 
-    def _found(self, sums: ShardSums) -> None:
-        """Keep the facts of the first trace, and refuse another that finds others."""
+    def _found(self, what: Pass, sums: ShardSums) -> None:
+        """Keep the facts of a trace; refuse one of a training that finds others than earlier ones."""
         facts = TraceFacts.of(sums, self.shapes)
-        self._facts = self._facts or facts
-        self._facts.require_same(facts)
-
-    def test_sums(
-        self,
-        values: Changing,
-        batch: Nest,
-        place: tf.Tensor,
-        total: tf.Tensor,
-        is_all: bool | tf.Tensor = False,
-    ) -> Sums:
-        """Return what a shard adds without training: totals, and of the layer state that changes; see `train_sums`."""
-        if has_no_rows(batch) and not self.testing.communicate:
-            if self.test_changes is None:
-                found = self._test_sums.trace(values, of_size(batch, None), place, total).structured_outputs[1]
-                self.test_changes = [value is not None for value in found]
-            state = [tf.zeros(v.shape) for v, has in zip(self.state.variables, self.test_changes, strict=True) if has]
-            return {"totals": tf.zeros([self.totals.size]), "state": state}
-        with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
-            totals, state = self._test_sums(values, batch, place, total)
-        self.test_changes = [value is not None for value in state]
-        return {"totals": totals, "state": [value for value in state if value is not None]}
+        if what == "train":
+            self._facts.setdefault(what, facts).require_same(facts)
+        self._facts[what] = facts
 
     def run(self, what: Pass, values: Changing, state: Sequence[tf.Tensor], batch: Nest, place: Any, total: Any) -> Ran:
         """Run the model's step on a shard, with these values of its variables."""
@@ -217,7 +207,7 @@ class Functions:
                 given,
                 self._options.data(batch),
                 share,
-                gather=self._loss.gather_within,
+                gather=self._own.gather,
                 scale=scale,
                 is_part=is_part,
                 separates=self._own.separates and not is_check,
@@ -232,8 +222,7 @@ class Functions:
                 f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
                 "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
             )
-        passing = self.training if what == "train" else self.testing
-        if ran.scope.asks and self._own.replicas > 1 and not (passing.communicate or ambient.draws):
+        if ran.scope.asks and self._own.replicas > 1 and not (self.replicas[what].communicate or ambient.draws):
             raise StepError(
                 "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
                 "batches have masks and weights, or none."
@@ -250,13 +239,13 @@ class Functions:
             f"this {what}_step cannot be: {why}. Let it write and log for this data what it does for the training's."
         )
 
-    def shard_sums(self, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
-        """Return what a shard adds; traced by `train_sums`."""
+    def shard_sums(self, what: Pass, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
+        """Return what a shard adds; traced by `sums`."""
 
         def sums() -> ShardSums:
             state = self.state.seeded(values.state, place)
-            ran = self.run("train", values, state, batch, place, total)
-            factor, divisor = self._factor(ran, values)
+            ran = self.run(what, values, state, batch, place, total)
+            factor, divisor = self._factor(ran, values) if what == "train" else (None, None)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms
 
             def sent(gradients: Sequence[Any], factor: tf.Tensor | None) -> list[tf.Tensor | SparseGradient | None]:
@@ -265,16 +254,15 @@ class Functions:
 
                 return [self._sum(i, g, times, i in self.tables and not terms) for i, g in enumerate(gradients)]
 
-            gradients = {DIVISOR: sent(ran.gradients if ran.scope.rest is None else ran.scope.rest, factor)}
+            gradients = [sent(ran.gradients if ran.scope.rest is None else ran.scope.rest, factor)]
             for term in terms:
                 # What counts in the whole batch, for the rows that the rest is multiplied by.
                 of_term = term.divisor.portion / ran.scope.share.rows
-                gradients[totals.shape[0]] = sent(term.gradients, of_term if factor is None else factor * of_term)
-                totals = tf.concat([totals, [term.divisor.own]], 0)
+                gradients.append(sent(term.gradients, of_term if factor is None else factor * of_term))
             state = self.state.sums(state, ran.state, lambda: totals[EXAMPLES])
-            return ShardSums(gradients, state, totals)
+            return ShardSums(gradients, [term.divisor.own for term in terms], state, totals)
 
-        of_shard: ShardSums = self.training.run(batch, sums)
+        of_shard: ShardSums = self.replicas[what].run(batch, sums)
         return of_shard
 
     def _factor(self, ran: Ran, values: Changing) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -303,20 +291,6 @@ class Functions:
             raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
         return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
 
-    def shard_totals(
-        self, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-        """Return the same without training; traced by `test_sums`."""
-
-        def totals() -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-            state = self.state.seeded(values.state, place)
-            ran = self.run("test", values, state, batch, place, total)
-            found = self.totals.of(ran)
-            return found, self.state.sums(state, ran.state, lambda: found[EXAMPLES])
-
-        found: tuple[tf.Tensor, list[tf.Tensor | None]] = self.testing.run(batch, totals)
-        return found
-
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         rate = [] if self._clock.rate is None else [self._clock.rate]
@@ -338,7 +312,7 @@ class Functions:
         """
         totals = sums["totals"]
         summed, rows = self._apply.summed(sums["gradients"], self.facts)
-        divisors = [None if self._shards == 1 else totals[index] for index in self.facts.divisors]
+        divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
         joined = self._apply.joined(self.facts, self._devices.stages)
         means = self.facts.means(joined, summed, divisors)
         gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)

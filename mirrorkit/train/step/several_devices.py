@@ -157,7 +157,9 @@ class SeveralDevices(OneDevice):
             if has
         ]
         state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
-        return {"gradients": gradients, "state": state, "totals": self._first[replica]}
+        first = self._first[replica]
+        divisors = [first] * (len(facts.has_gradient) - 1)
+        return {"gradients": gradients, "divisors": divisors, "state": state, "totals": first}
 
 
 def _placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:

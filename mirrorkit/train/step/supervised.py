@@ -119,8 +119,7 @@ class Supervised:
         self._changing = Changing(weights, state.variables, list(optimizer.variables), *groups)
         self._devices = variants.make_devices(options, strategy, self._changing)
         self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
-        loss = variants.make_loss(options, self.shards)
-        self.is_whole, self.is_synchronized = loss.is_whole, state.synchronized
+        self.is_whole, self.is_synchronized = options.whole_batch, state.synchronized
         self.on_first = self._devices.on_first
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
@@ -135,7 +134,6 @@ class Supervised:
             clock=self.clock,
             devices=self._devices,
             apply=self._apply,
-            loss=loss,
             own=own,
         )
         self._in_place = self._apply.in_place(weights)
@@ -237,11 +235,17 @@ class Supervised:
 
         With the size of the `largest` share of a replica they cannot be added up.
         """
-        rows, copies = self.functions.training.rows(batch)
-        self.prepare(rows)
         now = self.clock.now()
-        given = self.values(now.seeds, in_place=True), self.unpack(rows).present, now.place(part, use)
-        return copies.weigh(self.functions.train_sums(*given, batch.examples(), copies.is_all, largest))
+        return self._sums("train", batch, self.values(now.seeds, in_place=True), now.place(part, use), largest)
+
+    def _sums(
+        self, what: Pass, batch: GlobalBatch, values: Changing, place: tf.Tensor, largest: int | None = None
+    ) -> Sums:
+        rows, copies = self.functions.replicas[what].rows(batch)
+        self.prepare(rows, what)
+        parts = self.unpack(rows).present
+        sums = self.functions.sums(what, values, parts, place, batch.examples(), copies.is_all, largest)
+        return copies.weigh(sums)
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -274,14 +278,11 @@ class Supervised:
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
-        rows, copies = self.functions.testing.rows(batch)
-        self.prepare(rows, "test")
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
         values = self.values(now.seeds, in_place=True)
-        given = values, self.unpack(rows).present, now.place()
-        sums = copies.weigh(self.functions.test_sums(*given, batch.examples(), copies.is_all))
+        sums = self._sums("test", batch, values, now.place())
         if sums["state"]:
-            changes = self.functions.test_changes or []
+            changes = self.functions.changes_in_test
             if not self._devices.has_copies:
                 raise self._assigned_outside([v.path for v in itertools.compress(self._changing.state, changes)])
             write_tested(self.strategy, self._layer_state, changes, sums, values.state)

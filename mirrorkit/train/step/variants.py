@@ -13,7 +13,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.reduce import xla
-from mirrorkit.train.step import tables
+from mirrorkit.train.step import tables, whole_batch
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice, are_placed
 from mirrorkit.train.step.options import Options
@@ -21,7 +21,6 @@ from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.several_devices import SeveralDevices
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.tables import LAZY, TableOptimizer, tables_of
-from mirrorkit.train.step.whole_batch import EachExample, WholeBatch
 
 
 def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> None:
@@ -35,7 +34,7 @@ def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> No
         ShardedOptimizer.check(optimizer)
     tables.check(options, optimizer)
     if options.whole_batch:
-        WholeBatch.check(options, replicas=1)
+        whole_batch.check(options, replicas=1)
 
 
 def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> Options:
@@ -58,7 +57,7 @@ def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: Kera
 def check_model(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
     """Refuse a strategy or model for which these options cannot be."""
     if options.whole_batch:
-        WholeBatch.check(options, strategy.num_replicas_in_sync)
+        whole_batch.check(options, strategy.num_replicas_in_sync)
     if options.shard_optimizer:
         ShardedOptimizer.check_model(strategy, model)
 
@@ -80,8 +79,3 @@ def make_devices(options: Options, strategy: tf.distribute.Strategy, variables: 
     devices = (SeveralDevices if SeveralDevices.fits(strategy, variables) else OneDevice)(strategy, variables)
     devices.check(options)
     return devices
-
-
-def make_loss(options: Options, shards: int) -> EachExample:
-    """Say what the loss of an example may depend on."""
-    return (WholeBatch if options.whole_batch else EachExample)(shards)

@@ -35,20 +35,14 @@ class Totals:
     """What the totals of a step hold; the metrics of its model are built.
 
     Attributes:
-        divisors: how many numbers come last that divide parts of the gradient.
+        size: the number of values in the totals.
     """
 
     def __init__(self, model: KerasModel) -> None:
         self._model = model
         self._variables = metric_variables(model)
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
-        self._size = FIXED + sum(self._sizes)
-        self.divisors = 0
-
-    @property
-    def size(self) -> int:
-        """Number of values in the totals."""
-        return self._size + self.divisors
+        self.size = FIXED + sum(self._sizes)
 
     @property
     def described(self) -> list[str]:
@@ -86,12 +80,12 @@ class Totals:
         loss = logs["loss"] if "loss" in logs else tf.add_n([*map(tf.reduce_sum, logs.values()), tf.zeros([])])
         states = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in ran.metrics]
         return tf.ensure_shape(
-            tf.concat([tf.stack([rows, rows * loss, rows if divisor is None else divisor]), *states], 0), [self._size]
+            tf.concat([tf.stack([rows, rows * loss, rows if divisor is None else divisor]), *states], 0), [self.size]
         )
 
     def logs(self, totals: tf.Tensor) -> Logs:
         """Return what Keras takes from the metrics."""
-        parts = tf.split(totals[FIXED : self._size], self._sizes)
+        parts = tf.split(totals[FIXED:], self._sizes)
         pairs = zip(self._variables, parts, strict=True)
         states = [(v, tf.cast(tf.reshape(part, v.shape), v.dtype)) for v, part in pairs]
         with keras.StatelessScope(state_mapping=states):

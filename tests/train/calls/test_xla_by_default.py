@@ -233,4 +233,4 @@ def test_an_evaluation_that_draws_nothing_is_compiled(
         model, optimizer = net(lambda: L.Dropout(0.5, seed=1))(), keras.optimizers.SGD(0.1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss)).evaluate(even)
-    assert {"many", "shard_totals"} <= set(compiled)
+    assert {"many", "shard_sums"} <= set(compiled)

@@ -83,7 +83,7 @@ def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
         graphs.append(run.get_concrete_function(*spec).graph)
     pure = [one for _, one in getattr(step.functions._apply, "_pure", {}).values()]
     functions = step.functions
-    once = [functions._sums, functions._test_sums, functions._new_values, *pure]
+    once = [*functions._traced.values(), functions._new_values, *pure]
     return [*graphs, *(trace.graph for one in once for trace in one._traces.values())]
 
 
