@@ -56,7 +56,7 @@ def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
 
     def of_part(weights: Any, state: Any, rows: Nest) -> Nest:
         with recorded() as calls:
-            _, _, added = call_model(step.trained, weights, state, rows, training=training)
+            _, added = call_model(step.trained, weights, state, rows, training=training)
         found.append((calls, [layer for layer, _ in added]))
         return [value for _, value in added]
 

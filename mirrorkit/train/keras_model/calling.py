@@ -8,7 +8,6 @@ Keras's `fit` does not.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
-from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.variables import ValueScope
 
 
@@ -68,21 +66,16 @@ def _is_value(value: object) -> bool:
 
 def call_model(
     model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
-) -> tuple[Nest, list[tf.Tensor], list[tuple[Any, tf.Tensor]]]:
+) -> tuple[Nest, list[tuple[Any, tf.Tensor]]]:
     """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
 
-    Returns the outputs, the new values of the non-trainable variables (the same tensor where nothing was assigned), and
-    what layers add to the loss by `add_loss` and regularizers of their activity, each with the layer. Refuses a pass
-    that assigns a trainable weight, or a variable that is not the model's.
+    Returns the outputs, and what layers add to the loss by `add_loss` and regularizers of their activity, each with the
+    layer. What the model assigns is dropped.
     """
     scope = value_scope(model, weights, state)
     with running(model, scope):
-        before = dict(scope.state_mapping)
         outputs = read(model(x, **training_argument(model, training)))
-        added = [(_adding(model, loss), loss) for loss in scope.losses]
-    assigned = {key for key, value in scope.state_mapping.items() if value is not before.get(key)}
-    _require_kept(model, {key: scope.paths.get(key, "?") for key in assigned})
-    return outputs, [_shaped(scope.get_current_value(v), v) for v in model.non_trainable_variables], added
+        return outputs, [(_adding(model, loss), loss) for loss in scope.losses]
 
 
 def _adding(model: KerasModel, loss: tf.Tensor) -> Any:
@@ -100,11 +93,6 @@ def placeholders(like: Nest) -> Nest:
         return None if one is None else tf.compat.v1.placeholder(one.dtype, one.shape)
 
     return tf.nest.map_structure(placeholder, like)
-
-
-def _shaped(value: tf.Tensor, variable: KerasVariable) -> tf.Tensor:
-    """Return a new value with the variable's shape, which a batch of unknown size leaves open; others as they are."""
-    return value if value.shape.is_fully_defined() else tf.ensure_shape(value, variable.shape)
 
 
 def read(values: Nest) -> Nest:
@@ -163,13 +151,3 @@ def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
                 "only, so the assignment would be lost. Make the weight non-trainable "
                 "(add_weight(..., trainable=False)), or use a constraint such as keras.constraints.MaxNorm."
             )
-
-
-def _require_kept(model: KerasModel, assigned: Mapping[int, str]) -> None:
-    """Refuse a pass that assigned what the update would not write."""
-    require_assignable(model, assigned)
-    metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
-    kept = {id(variable) for variable in [*model.non_trainable_variables, *metrics]}
-    lost = {key: path for key, path in assigned.items() if key not in kept}
-    if lost:
-        raise foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in lost.values()])

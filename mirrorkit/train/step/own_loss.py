@@ -138,43 +138,24 @@ def _kept(models: Models, frozen: list[Any]) -> Callable[[], set[int]]:
     return lambda: {id(variable) for layer in frozen for variable in layer.variables}
 
 
-def names_of_values(model: LossModel, x: Spec) -> list[str]:
-    """Return the names of the values that the user's loss function gives for a batch, which is traced for that."""
-
-    def traced(specs: Spec) -> Mapping[str, Nest]:
-        graph = private.get("__internal__.FuncGraph")("loss_fn")
-        groups = (model.trainable_variables, model.non_trainable_variables)
-        with graph.as_default():
-            weights, state = (placeholders(group) for group in groups)
-            outputs, *_ = call_model(model, weights, state, placeholders(specs), training=False)
-        found: Mapping[str, Nest] = outputs
-        return found
-
-    return value_names(x, traced)
-
-
-def value_names(batch: Batch, traced: Callable[[Spec], Mapping[str, Nest]]) -> list[str]:
-    """Return the names of what a loss function returns; refuse what is not one value for each example.
-
-    `traced` returns the values for the specs of a batch.
-    """
-    try:
-        return _checked(traced(_with_rows(batch, _UNUSUAL)), _UNUSUAL)
-    except StepError:
-        raise
-    except Exception:  # perhaps a model that takes batches of one size alone; if not, the error now comes again
-        rows = tf.nest.flatten(batch)[0].shape[0]
-        return _checked(traced(_with_rows(batch, rows)), rows)
-
-
 _UNUSUAL = 1009  # rows; a prime that no other dimension is likely to be, and nothing is computed
 
 
-def _with_rows(batch: Batch, rows: int | None) -> Spec:
-    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
+def names_of_values(model: LossModel, batch: Spec) -> list[str]:
+    """Return the names of what the user's loss function gives for a batch; refuse what is not one value per example."""
+    try:
+        return _names(model, batch, _UNUSUAL)
+    except StepError:
+        raise
+    except Exception:  # perhaps a model that takes batches of one size alone; if not, the error now comes again
+        return _names(model, batch, tf.nest.flatten(batch)[0].shape[0])
 
 
-def _checked(found: Mapping[str, Nest], rows: int | None) -> list[str]:
+def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
+    specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
+    with private.get("__internal__.FuncGraph")("loss_fn").as_default():
+        weights, state = map(placeholders, (model.trainable_variables, model.non_trainable_variables))
+        found, _ = call_model(model, weights, state, placeholders(specs), training=False)
     if "loss" not in found or not all(isinstance(name, str) for name in found):
         raise StepError(
             f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '
