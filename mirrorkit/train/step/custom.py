@@ -24,7 +24,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.empty_shares import Communicating, unless_empty
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
-from mirrorkit.train.step.loop_step import Need, OfUser, Pass
+from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class TrainStep(Protocol):
 _METHODS: dict[Need, str] = {"evaluate": "test", "predict": "predict"}
 
 
-class Custom(OfUser):
+class Custom(LoopStep):
     """The `LoopStep` of a user's own step; refuses one that lacks a method.
 
     Its totals are the number of examples, the sum of all the others, and each log times the examples.
@@ -167,9 +167,6 @@ class Custom(OfUser):
     def describe_totals(self) -> list[str]:
         """Return the names of the logs."""
         return [f"the log {name!r} of {type(self._step).__name__}" for name in self._names["train"]]
-
-    def begin(self, what: Pass) -> None:
-        """Do nothing: totals begin at zero."""
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Train on one batch; see `LoopStep`."""

@@ -44,12 +44,12 @@ from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
-from mirrorkit.train.step.loop_step import Need, OfUser, Pass
+from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.options import Options
 from mirrorkit.variables import copies, own_copy
 
 
-class KerasStep(OfUser):
+class KerasStep(LoopStep):
     """The `LoopStep` of a model that says itself how it trains.
 
     Its logs are what the model's step returned for the last batch, in which Keras's metrics hold the whole epoch so
@@ -152,14 +152,6 @@ class KerasStep(OfUser):
         check_variables(self.strategy, self.variables)
         self._names[what] = names
         self._trainable = trainable_of(self.model)  # its step may set it itself, the same in each trace
-
-    def names(self, what: Pass) -> list[str]:
-        """Return the names of the logs, in order; after `prepare`."""
-        return self._names[what]
-
-    def log_values(self, what: Pass) -> Variable:
-        """Return the variable that holds the logs of the last batch; after `prepare`."""
-        return self._logs[what]
 
     @property
     def updated(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""The seam between `Loop` and what it runs: whatever has these methods can be trained, evaluated and predicted with.
+"""The interface between `Loop` and what it runs: what has these methods can be trained, evaluated and predicted with.
 
 `Supervised` (a `mk.train.Step`), `KerasStep` (a model's own `train_step`) and `Custom` (a user's own step) have them.
 """
@@ -22,7 +22,7 @@ Need = Literal["train", "evaluate", "predict", "class_weight"]
 
 
 class LoopStep(Protocol):
-    """A step that is built for a strategy.
+    """A step that is built for a strategy; what is given here is right for one whose code is the user's.
 
     Its *totals* are a flat float vector of sums over examples. They add up over the steps of an epoch, and become logs
     at the end of each call: so many numbers, whatever the metrics.
@@ -35,10 +35,10 @@ class LoopStep(Protocol):
         model: what callbacks see.
     """
 
-    accumulate: int
-    loss_index: int
+    accumulate: int = 1  # a user's step may accumulate by itself
+    loss_index: int = 1
     clock: Clock
-    jit_compile: bool | str
+    jit_compile: bool | str = False
     model: KerasModel
 
     @property
@@ -53,12 +53,14 @@ class LoopStep(Protocol):
 
     def averaged(self) -> AbstractContextManager[None]:
         """Let the weights be their averages within the block; raise a `StepError` where there are none."""
+        raise no_averages("A step of your own, or a model with a train_step of its own,")
 
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like these, and find out, the first time, what their totals hold."""
 
     def check_labels(self, labels: Nest) -> None:
         """Refuse labels of a set in memory that the losses cannot take; after `prepare`."""
+        return
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""
@@ -69,9 +71,11 @@ class LoopStep(Protocol):
     @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""
+        return {}
 
     def begin(self, what: Pass) -> None:
         """Begin an epoch, or an evaluation, at its first batch; after `prepare`."""
+        return
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update of these batches and return its totals; in cross-replica context.
@@ -89,19 +93,3 @@ class LoopStep(Protocol):
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals, of one step or added up over many, into logs by name."""
-
-
-class OfUser:
-    """What is known of a step whose code is the user's."""
-
-    accumulate = 1  # it may accumulate by itself
-    loss_index = 1  # not finite when one of the logs is not
-    jit_compile: bool | str = False  # XLA compiles nothing of it by itself
-    modes: Mapping[str, str] = {}  # the direction of its logs is unknown
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """It has none."""
-        raise no_averages("A step of your own, or a model with a train_step of its own,")
-
-    def check_labels(self, labels: Nest) -> None:
-        """Take any: what they mean is the user's to know."""

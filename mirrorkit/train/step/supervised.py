@@ -41,7 +41,7 @@ from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
-from mirrorkit.train.step.loop_step import Need, Pass
+from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
@@ -51,7 +51,7 @@ from mirrorkit.train.totals.totals import LOSS, Totals
 from mirrorkit.variables import own_copy, read
 
 
-class Supervised:
+class Supervised(LoopStep):
     """The `LoopStep` of a `Step`; making one creates what is missing (slots, averages, loss scale) in the scope.
 
     Attributes:
@@ -76,7 +76,7 @@ class Supervised:
         *,
         own: OwnStep,
         measured: Measured,
-        shown: KerasModel | None = None,
+        shown: KerasModel,
     ) -> None:
         require_same_compile(model, options.compiled)
         if options.runs_keras:
@@ -95,7 +95,7 @@ class Supervised:
         with strategy.scope():
             self._apply = variants.make_optimizer(options, strategy, optimizer, model)
             if options.trains and not options.runs_keras:
-                compile_model(shown or model, optimizer, loss=options.losses["loss"], **options.metrics)
+                compile_model(shown, optimizer, loss=options.losses["loss"], **options.metrics)
             if options.ema is not None:
                 self.averages = Averages(options.ema, weights, state)
             if options.loss_scale is not None:
@@ -103,7 +103,7 @@ class Supervised:
             transforms = Transforms(options.chain, weights)
         self._compiled = None if options.compiled is None else compiled_config(model)
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
-        self.model, self.optimizer = shown or model, optimizer  # what callbacks see
+        self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
         self._iterations = optimizer.iterations
         self._cast = Cast(model)
@@ -251,15 +251,12 @@ class Supervised:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
         return self._update(sums)
 
-    def begin(self, what: Pass) -> None:
-        """Do nothing: totals begin at zero."""
-
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
         if len(batches) > 1 and not is_parameter_server(self.strategy):
             for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
-                self.add(batch, part)
-            return self.finish()
+                self.strategy.run(lambda part=part, batch=batch: self.running.add(self.sums(batch, part), part))
+            return self._update.after(self.running.read)()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
@@ -267,14 +264,6 @@ class Supervised:
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
         return self._update.after(sums)()
-
-    def add(self, batch: GlobalBatch, part: int | tf.Tensor) -> None:
-        """Add the sums of one of an update's batches to the others'; those of part 0 replace the last update's."""
-        self.strategy.run(lambda: self.running.add(self.sums(batch, part), part))
-
-    def finish(self) -> tf.Tensor:
-        """Update from what `add` has added up; returns the totals of all its batches."""
-        return self._update.after(self.running.read)()
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""

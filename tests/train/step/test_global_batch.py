@@ -13,7 +13,6 @@ from training_helpers import THREE, keras_twin, largest_difference, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import bounds
-from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import some_is_empty
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
@@ -77,9 +76,3 @@ def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, 
     assert largest_difference(numbers_of(loop.step.variables), expected) < 1e-6  # measured: 6e-8
     assert int(loop.step.optimizer.iterations.numpy()) == 3
     assert_replicas_equal(loop)
-
-
-def test_finish_before_add(make_loop: Any) -> None:
-    loop = make_loop(("mirrored", 2), _net, accumulate=2)
-    with pytest.raises(StepError, match=r"step\.add\(batch, part\)"):
-        loop.step.for_loop(loop.strategy).finish()
