@@ -29,12 +29,12 @@ class TraceOnce:
     An argument may be a variable, of which the function reads rows; each replica gives its own copy.
 
     The function takes nests of tensors and returns a nest of tensors and None. It draws no random numbers and writes no
-    variable; with `reads` it may read some, as a loss may whose weight a callback changes: their values at each call,
-    of the first replica, which are those of all. With `jit_compile="auto"`, XLA compiles it if it can.
+    variable; it may read some, as a loss may whose weight a callback changes: their values at each call, of the first
+    replica, which are those of all. With `jit_compile="auto"`, XLA compiles it if it can.
     """
 
-    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False, reads: bool = False) -> None:
-        self._reads, self._jit_compile, self._function = reads, jit_compile, function
+    def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False) -> None:
+        self._jit_compile, self._function = jit_compile, function
         self._traces: dict[str, ConcreteFunction] = {}
 
     @property
@@ -58,7 +58,7 @@ class TraceOnce:
         key = repr(tf.nest.map_structure(lambda x: f"in {x.shape}" if isinstance(x, tf.Variable) else x, specs))
         if key not in self._traces:
             trace, with_xla = outside_replica(lambda: xla.trace(self._function, self._jit_compile, *specs))
-            _require_pure(trace, self._reads)
+            _require_pure(trace)
             if with_xla and trace.variables and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 raise StepError(
                     "jit_compile=True was asked for on several replicas, and the step reads a variable that is not its "
@@ -113,10 +113,10 @@ def kinds_in(graph: tf.Graph) -> set[str]:
     return {node.op for node in itertools.chain(of_graph.node, of_functions)}
 
 
-def _require_pure(trace: ConcreteFunction, reads: bool) -> None:
+def _require_pure(trace: ConcreteFunction) -> None:
     written = writes(trace.graph)
     found = {f"the operation {kind}" for kind in kinds_in(trace.graph) & _STATEFUL_RANDOM}
-    if written or not reads:
+    if written:
         try:
             variables = {variable.name for variable in trace.variables}
         except AssertionError:  # created while tracing, and deleted with its thread

@@ -123,7 +123,7 @@ def _created(transform: Transform, weights: Sequence[KerasVariable]) -> Nest:
             state = tf.nest.map_structure(_variable, transform.init(weights))
         if not isinstance(transform, Clip):
             given = tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), (list(weights), state))
-            trace = TraceOnce(transform.update, reads=True).trace(*given, tf.TensorSpec([], tf.int32))
+            trace = TraceOnce(transform.update).trace(*given, tf.TensorSpec([], tf.int32))
             require_only_read(trace.variables, weights)
             wanted, found = _leaves(given), _leaves(trace.structured_outputs)
             for place in wanted | found:

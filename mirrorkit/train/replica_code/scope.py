@@ -297,7 +297,7 @@ class ReplicaScope(ShareScope, Assignments):
                     warnings.warn(  # as Keras's `apply` does
                         f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
                     )
-                self._updates[key] = TraceOnce(_pure_update(optimizer, of, transforms), reads=True)
+                self._updates[key] = TraceOnce(_pure_update(optimizer, of, transforms))
             own = [self.own(variable) for variable in changing]
             step = tf.cast(self.own(optimizer.iterations), tf.int32)
             new = self._updates[key]([tf.convert_to_tensor(variable) for variable in own], means, step)

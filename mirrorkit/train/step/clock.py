@@ -76,7 +76,7 @@ class Clock:
         # Where steps may be skipped, only the device knows how many updates there were.
         self._schedule: TraceOnce | None = None
         if self._given is not None and skipped is None and self._counts_steps:
-            self._schedule = TraceOnce(self._given, reads=True)  # which refuses a schedule with a state
+            self._schedule = TraceOnce(self._given)  # which refuses a schedule with a state
         self._seeds = list(seeds)
         self.draws = bool(seeds) or always
         self._now: Reading | None = None

@@ -14,7 +14,6 @@ from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.empty_shares import Communicating, Separate
 from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.train.step.options import Options
 from mirrorkit.variables import copies, is_placed
 
 OnFirst = Callable[[Callable[..., Nest]], Callable[..., Nest]]
@@ -37,22 +36,23 @@ class OneDevice:
         self.has_copies = has_copies(strategy)
         self.description = class_name(strategy)
 
-    def check(self, options: Options) -> None:
-        """Refuse options that need something else; there are none."""
-
     def replicas(self, *, communicate: bool) -> Separate:
         """Return how replicas share a batch in a pass in which they communicate, or do not."""
         return Communicating() if communicate else Separate()
 
-    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool | str = False) -> Any:
-        """Let a pass, a pure function of `Changing` and more, be traced once, where it talks to no other replica."""
-        return TraceOnce(function, jit_compile=jit_compile, reads=True) if alone else function
+    def trace(
+        self,
+        function: Callable[..., Nest],
+        *,
+        alone: bool,
+        jit_compile: bool | str = False,
+        facts: Callable[[], TraceFacts] | None = None,
+    ) -> Any:
+        """Let a pure function be traced once, where it talks to no other replica.
 
-    def trace_update(
-        self, function: Callable[..., Nest], facts: Callable[[], TraceFacts], *, alone: bool
-    ) -> Callable[..., Any]:
-        """The same for a function of reduced sums and the values of all variables."""
-        return TraceOnce(function, reads=True) if alone else function
+        It is a pass, of `Changing` and more; with `facts` an update, of reduced sums and the values of all variables.
+        """
+        return TraceOnce(function, jit_compile=jit_compile) if alone else function
 
     def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
         """Return a function of values and rows that computes where the values are."""

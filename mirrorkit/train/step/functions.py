@@ -40,7 +40,14 @@ from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
 class Functions:
-    """The functions of one step, whose update has as many shards as replicas times batches."""
+    """The functions of one step, whose update has as many shards as replicas times batches.
+
+    Attributes:
+        state: the layer state.
+        tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
+        shapes: of the weights.
+        replicas: for each kind of pass, how replicas share a batch in it.
+    """
 
     def __init__(
         self,
@@ -60,6 +67,7 @@ class Functions:
         self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
         self._options = options
         self.state = state
+        self.tables = apply.tables
         self.shapes = [tuple(weight.shape) for weight in variables.weights]
         self._variables, self._averages, self._transforms = variables, averages, transforms
         self._clock, self._shards = clock, own.replicas * options.accumulate
@@ -69,7 +77,7 @@ class Functions:
         is_whole = options.whole_batch and own.replicas > 1
         self._communicate("train", communicate=state.synchronized or is_whole)
         self._communicate("test", communicate=is_whole)
-        self._new_values = devices.trace_update(self._pure_new_values, lambda: self.facts, alone=apply.alone)
+        self._new_values = devices.trace(self._pure_new_values, alone=apply.alone, facts=lambda: self.facts)
         self._totals: Totals | None = None
         self._facts: dict[Pass, TraceFacts] = {}
         # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
@@ -130,19 +138,9 @@ class Functions:
         return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]
 
     @property
-    def weights(self) -> list[Variable]:
-        """The weights that it trains."""
-        return list(self._variables.weights)
-
-    @property
     def weights_with_gradient(self) -> list[Variable]:
         """Those of them on which the loss depends; known once the step was traced, or run."""
         return [weight for weight, has in zip(self._variables.weights, self._depends, strict=True) if has]
-
-    @property
-    def tables(self) -> Sequence[int]:
-        """The numbers of the weights that an update writes in place; see `ReplicatedOptimizer`."""
-        return self._apply.tables
 
     def sums(
         self,
@@ -161,7 +159,7 @@ class Functions:
         is how many rows the whole batch has, where that must be known.
         """
         traced, communicate = self._traced[what], self.replicas[what].communicate
-        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
+        like, by_rows = None, functools.partial(sent_by_rows, weights=self._variables.weights, always=self._apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self._apply.lazy and what == "train":
@@ -288,7 +286,7 @@ class Functions:
             return None
         rows = as_rows(gradient, unscale) if may_be_rows else None
         if rows is None and self._apply.lazy and weight in self.tables:
-            raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
+            raise needs_rows(f"the gradient of {self._variables.weights[weight].path!r} is not by rows")
         return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:

@@ -19,7 +19,6 @@ from mirrorkit.train.step.devices import OneDevice, are_placed
 from mirrorkit.train.step.empty_shares import Communicating, Copies, Separate
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.train.step.global_batch import GlobalBatch
-from mirrorkit.train.step.options import Options
 from mirrorkit.variables import copies, is_placed, path
 
 Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
@@ -41,18 +40,16 @@ class TraceOnEach:
         return self._functions[local_replica(self._strategy)].trace(*args)
 
 
-class SeparatePlaced(Separate):
+class SeparatePlaced(Communicating):
     """As `Separate`, without a branch for a share that may be empty, which would lie on one device."""
+
+    communicate = False
 
     def rows(self, batch: GlobalBatch) -> tuple[Batch, Copies]:
         """Return this replica's rows, or where their number is not known those of all if some replica has none."""
         rows = batch.rows()
         known = tf.nest.flatten(rows)[0].shape[0] is not None
-        return (rows, Copies()) if known else Communicating().rows(batch)
-
-    def run(self, rows: Nest, compute: Callable[[], Nest], *, outputs: bool = False) -> Nest:
-        """Compute."""
-        return compute()
+        return (rows, Copies()) if known else super().rows(batch)
 
 
 class SeveralDevices(OneDevice):
@@ -78,69 +75,56 @@ class SeveralDevices(OneDevice):
         _check_all_placed(model)
         return are_placed(strategy, model)
 
-    def check(self, options: Options) -> None:
-        """Refuse `jit_compile`."""
-        if options.jit_compile:
-            raise StepError(
-                "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an "
-                "XLA program has one. Leave out jit_compile."
-            )
-
     def replicas(self, *, communicate: bool) -> Separate:
         """See `OneDevice`."""
         return Communicating() if communicate else SeparatePlaced()
 
-    def trace(self, function: Callable[..., Nest], *, alone: bool, jit_compile: bool | str = False) -> Any:
-        """Return a pass whose operations follow its values; traced once on each replica."""
+    def trace(
+        self,
+        function: Callable[..., Nest],
+        *,
+        alone: bool,
+        jit_compile: bool | str = False,
+        facts: Callable[[], TraceFacts] | None = None,
+    ) -> Any:
+        """Return a function whose operations follow its arguments, in replica context; traced once on each replica."""
 
-        def placed(_: int, devices: Changing, values: Changing, *rest: Nest) -> Pairs:
-            return _placed_values(devices, values.weights, values.state)
+        def of_pass(replica: int, values: Changing, *rest: Nest) -> Pairs:
+            return self._placed_values(replica, values.weights, values.state)
 
-        return self._following(function, placed, alone=alone)
-
-    def trace_update(
-        self, function: Callable[..., Nest], facts: Callable[[], TraceFacts], *, alone: bool
-    ) -> Callable[..., Any]:
-        """The same for an update."""
-
-        def placed(replica: int, devices: Changing, step: Any, sums: Sums, old: Changing, *rest: Nest) -> Pairs:
+        def of_update(replica: int, step: Any, sums: Sums, old: Changing, *rest: Nest) -> Pairs:
+            assert facts is not None
             of_sums = self.of_sums(facts(), replica)
             yield from zip(tf.nest.flatten(sums), tf.nest.flatten(of_sums), strict=True)
-            yield from zip(old.flat, devices.flat, strict=True)
+            yield from zip(old.flat, self._devices[replica].flat, strict=True)
 
-        return self._following(function, placed, alone=alone)
+        placed = of_update if facts else of_pass
+        functions: list[Callable[..., Any]] = [
+            follow_variables(function, functools.partial(placed, replica), first)
+            for replica, first in enumerate(self._first)
+        ]
+        if alone:
+            return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
+        return lambda *args: functions[local_replica(self._strategy)](*args)
 
     def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
         """See `OneDevice`."""
         traced: Callable[[Changing, Nest], Nest] = self.trace(function, alone=True)
         return traced
 
-    def _following(
-        self, function: Callable[..., Nest], placed: Callable[..., Pairs], *, alone: bool
-    ) -> Callable[..., Any]:
-        """Return a function whose operations follow its arguments, in replica context.
-
-        Args:
-            function: a pure function of tensors.
-            placed: `placed(replica, devices, *arguments)` yields the arguments that are placed; `devices` are those of
-                the replica's variables.
-            alone: whether it talks to no other replica; then it is traced once on each.
-        """
-        functions: list[Callable[..., Any]] = [
-            follow_variables(function, functools.partial(placed, replica, devices), self._first[replica])
-            for replica, devices in enumerate(self._devices)
-        ]
-        if alone:
-            return TraceOnEach(self._strategy, [TraceOnce(one, reads=True) for one in functions])
-        return lambda *args: functions[local_replica(self._strategy)](*args)
-
     def _on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
-        devices = self._devices[0]
-
         def placed(weights: list[tf.Tensor], state: list[tf.Tensor], *rest: Nest) -> Pairs:
-            return _placed_values(devices, weights, state)
+            return self._placed_values(0, weights, state)
 
         return follow_variables(function, placed, self._first[0])
+
+    def _placed_values(self, replica: int, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
+        """Yield each value that a pass reads with its device; not seeds, which are on the host."""
+        devices = self._devices[replica]
+        yield from zip(weights, devices.weights, strict=True)
+        for value, device in zip(state, devices.state, strict=True):
+            if value.dtype.is_floating:
+                yield value, device
 
     def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
         """Sum each over all replicas on the devices where it lies."""
@@ -160,14 +144,6 @@ class SeveralDevices(OneDevice):
         first = self._first[replica]
         divisors = [first] * (len(facts.has_gradient) - 1)
         return {"gradients": gradients, "divisors": divisors, "state": state, "totals": first}
-
-
-def _placed_values(devices: Changing, weights: Iterable[tf.Tensor], state: Iterable[tf.Tensor]) -> Pairs:
-    """Yield each value that a pass reads with its device; not seeds, which are on the host."""
-    yield from zip(weights, devices.weights, strict=True)
-    for value, device in zip(state, devices.state, strict=True):
-        if value.dtype.is_floating:
-            yield value, device
 
 
 def _check_all_placed(variables: Iterable[Variable]) -> None:

@@ -210,7 +210,9 @@ class ShardedOptimizer(ReplicatedOptimizer):
         replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
         has = [mean is not None for mean in means]
         if not all(has) and replica == 0:
-            self._warn_of([weight.path for weight, there in zip(self._weights, has, strict=True) if not there])
+            paths = [weight.path for weight, there in zip(self._weights, has, strict=True) if not there]
+            # In Keras's words, which knows pieces only.
+            warnings.warn(f"Gradients do not exist for variables {paths} when minimizing the loss.", stacklevel=2)
         known = [tf.zeros_like(w) if g is None else g for w, g in zip(weights, means, strict=True)]
         new_pieces, new_slots = functional_apply(
             self._optimizer,
@@ -228,11 +230,6 @@ class ShardedOptimizer(ReplicatedOptimizer):
         for group, piece in zip(self._groups, new_pieces, strict=True):
             after.update(zip(group.indices, group.gathered(piece), strict=True))
         return [after[i] if there else None for i, there in enumerate(has)], kept
-
-    @staticmethod
-    def _warn_of(paths: list[str]) -> None:
-        # In Keras's words, which knows pieces only.
-        warnings.warn(f"Gradients do not exist for variables {paths} when minimizing the loss.", stacklevel=2)
 
     def _save(self, store: Any) -> None:
         """Put the whole slots into a file of Keras; other workers' pieces are not at hand, so then it has none."""

@@ -24,12 +24,8 @@ class Pieces:
         self._strategy = strategy
         self._variable = variable
         self._size = int(variable.shape[0])
+        self.dtype = str(variable.dtype)
         self.is_collective = num_workers(strategy) > 1
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype."""
-        return str(self._variable.dtype)
 
     def values(self) -> np.ndarray:
         """Return the pieces of all replicas, one after the other; on several workers all of them must call it."""
@@ -74,13 +70,8 @@ class WholeSlot:
     def __init__(self, path: str, shape: Sequence[int], pieces: Pieces, first: int) -> None:
         self.path = path
         self.shape = tuple(shape)
-        self.pieces = pieces
+        self.pieces, self.dtype = pieces, pieces.dtype
         self._first = first
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype."""
-        return self.pieces.dtype
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """Cut the slot out of what `pieces.values()` returned."""

@@ -197,7 +197,7 @@ class TableOptimizer(ReplicatedOptimizer):
                 before = [slot for slot, has in zip(given, by_rows.is_slot, strict=True) if has]
                 return only_if(finite[0], new, [old, *before])
 
-            self._pure[table, rows] = by_rows, TraceOnce(pure, reads=True)
+            self._pure[table, rows] = by_rows, TraceOnce(pure)
         return self._pure[table, rows]
 
 

@@ -76,6 +76,11 @@ def make_optimizer(
 
 def make_devices(options: Options, strategy: tf.distribute.Strategy, variables: Changing) -> OneDevice:
     """Say where the variables of a replica lie."""
-    devices = (SeveralDevices if SeveralDevices.fits(strategy, variables) else OneDevice)(strategy, variables)
-    devices.check(options)
-    return devices
+    if not SeveralDevices.fits(strategy, variables):
+        return OneDevice(strategy, variables)
+    if options.jit_compile:
+        raise StepError(
+            "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an XLA "
+            "program has one. Leave out jit_compile."
+        )
+    return SeveralDevices(strategy, variables)

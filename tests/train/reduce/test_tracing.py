@@ -50,11 +50,6 @@ def test_all_replicas_share_one_trace(replicas: int, strategy_of: Any) -> None:
     assert function.count == 1
 
 
-def _of_a_variable() -> Any:
-    variable = tf.Variable(1.0, name="hidden")
-    return lambda x: x * variable
-
-
 def _of_a_seed() -> Any:
     generator = keras.random.SeedGenerator(0)
     return lambda x: x * keras.random.uniform((), seed=generator)
@@ -63,12 +58,11 @@ def _of_a_seed() -> Any:
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (_of_a_variable, "hidden"),
         (_of_a_seed, "seed_generator_state"),
         (lambda: lambda x: x * tf.random.uniform([]), "the operation RandomUniform"),
         (lambda: tf.function(lambda x: x + tf.random.normal([])), "the operation RandomStandardNormal"),
     ],
-    ids=["variable", "seed", "random", "random within a function"],
+    ids=["seed", "random", "random within a function"],
 )
 def test_what_is_not_pure_is_refused_by_name(make: Any, found: str) -> None:
     function = TraceOnce(make())
