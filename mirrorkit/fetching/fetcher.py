@@ -39,16 +39,7 @@ class Fetcher:
     def __init__(self, items: Any, form: Form = None) -> None:
         self.items = items
         self._arrays = list(flat(_nest_of(items))) if holds_arrays(items) else None
-        self.form: Form = self.item(0)[0] if form is None else form
-
-    def item(self, number: int) -> tuple[Form, Any]:
-        """Return the form of an item, and its arrays."""
-        if self._arrays is None:
-            fetched = self._explained(number, functools.partial(operator.getitem, self.items, number))
-        else:
-            fetched = self._explained(number, lambda: mapped(operator.itemgetter(number), _nest_of(self.items)))
-        arrays = self._checked(number, fetched)
-        return form_of(arrays), arrays
+        self.form: Form = self._form_of(0) if form is None else form
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
@@ -93,10 +84,7 @@ class Fetcher:
                 "return a list with the item of each."
             )
         for row, number in enumerate(numbers):
-            if fetched is None:
-                yield number, self._explained(number, functools.partial(operator.getitem, self.items, number))
-            else:
-                yield number, fetched[row]
+            yield number, self._item(number) if fetched is None else fetched[row]
 
     def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         assert self._arrays is not None
@@ -117,7 +105,7 @@ class Fetcher:
             return fetch()
         except Exception as error:
             for number in numbers:
-                self.item(number)
+                self._form_of(number)
             some = ", ".join(map(str, numbers[:3]))
             raise DataError(
                 f"Fetching items {some}, ... ({len(numbers)}) of {_name(self.items)} together failed, but one by one "
@@ -125,9 +113,15 @@ class Fetcher:
                 "arrays do, or have __getitems__."
             ) from error
 
-    def _explained(self, number: int, fetch: Callable[[], Any]) -> Any:
+    def _form_of(self, number: int) -> Form:
+        return form_of(self._checked(number, self._item(number)))
+
+    def _item(self, number: int) -> Any:
+        """Fetch an item; an error says which one."""
         try:
-            return fetch()
+            if self._arrays is None:
+                return self.items[number]
+            return mapped(operator.itemgetter(number), _nest_of(self.items))
         except Exception as error:
             raise DataError(f"Fetching item {number} of {_name(self.items)} failed: {_raised(error)}") from error
 

@@ -100,17 +100,11 @@ class Served:
     """The fetcher in one of the processes."""
 
     def __init__(self, pickled: bytes, form: Form) -> None:
-        try:
-            self._fetcher: Any = Fetcher(pickle.loads(pickled), form)
-        except Exception as error:
-            self._fetcher = DataError(f"A process cannot make the object: {type(error).__name__}: {error}. {_CURE}.")
-        self._form = form
+        self._fetcher = Fetcher(pickle.loads(pickled), form)
 
     def arrays(self, numbers: np.ndarray) -> list[np.ndarray] | DataError:
         """Return the arrays of these items, or what is wrong with one of them."""
-        if isinstance(self._fetcher, DataError):
-            return self._fetcher
-        out = empty(self._form, len(numbers))
+        out = empty(self._fetcher.form, len(numbers))
         try:
             self._fetcher.fill(numbers, np.arange(len(numbers)), out)
         except DataError as error:
