@@ -228,8 +228,6 @@ def apply(
 
     `step` may be any int64 that identifies the batch. With `rows`, `images` are only those rows of the batch.
     """
-    if not augmentations:
-        return images
     with tf.device(HOST):  # where the random operations expect their seeds
         here = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
         here = tf.random.experimental.stateless_fold_in(here, tf.cast(step, tf.int64))

@@ -58,7 +58,8 @@ class ExampleForm:
         x, *rest = packed if self._parts is self._form else (packed,)
         others: list[Any] = rest
         if others and self.has_classes:
-            others[0] = _as_classes(others[0])
+            labels = as_int64(others[0])
+            others[0] = labels[:, 0] if labels.shape[1:] == (1,) else labels
             self._require_classes(others[0], numbers)
         if len(others) == 2:
             others[1] = others[1].astype(np.float32)
@@ -78,8 +79,3 @@ class ExampleForm:
                 f"The label of item {numbers[rows[0]]} is {labels[rows[0]]}; labels must lie in 0 .. "
                 f"{self._num_classes - 1}, with num_classes={self._num_classes}."
             )
-
-
-def _as_classes(labels: np.ndarray) -> np.ndarray:
-    labels = as_int64(labels)
-    return labels[:, 0] if labels.shape[1:] == (1,) else labels

@@ -70,11 +70,11 @@ def require_features(file: str, compression: str, features: dict[str, Any]) -> N
         found = [len(value) for value in held[key].bytes_list.value] if key in held else []
         wanted = [_bytes(features[key])] if key in features else []
         if found != wanted:
-            says = "no such array"
-            if wanted:
-                says = f"{features[key]['dtype']} {features[key]['shape']}, {wanted[0]} bytes"
-            holds = f"{found[0]} bytes" if found else "nothing"
-            raise DataError(f"{file}: an example holds {holds} under {key!r}; the index says {says}. {_AGAIN}")
+            says = f"{features[key]['dtype']} {features[key]['shape']}" if wanted else "no such array"
+            raise DataError(
+                f"{file}: an example holds {sum(found)} bytes under {key!r}; the index says {says}, "
+                f"{sum(wanted)} bytes. {_AGAIN}"
+            )
 
 
 def _parsed(index: dict[str, Any], folder: str) -> dict[str, Any]:

@@ -47,16 +47,6 @@ class RemoteFile(str):
     size: int
     mark: str
 
-    def __new__(cls, address: str, size: int, mark: str) -> RemoteFile:
-        """Make it from an address, and what its store says."""
-        file = super().__new__(cls, address)
-        file.size, file.mark = size, mark
-        return file
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return what a copy is made from."""
-        return str(self), self.size, self.mark
-
     def as_text(self) -> str:
         """Return it as a text that a tensor can hold."""
         return f"{self.size}\n{self.mark}\n{self}"
@@ -169,10 +159,8 @@ def content_of(address: str) -> bytes:
         DataError: there is no such file.
         FileError: a store that denies it, or does not answer.
     """
-    found = matching(address)
-    if not found:
-        raise DataError(f"{address} is not there (any more).")
-    return read(found[0], 0, found[0].size)
+    (file,) = described([address])
+    return read(file, 0, file.size)
 
 
 def require_unchanged(file: RemoteFile) -> None:
@@ -226,13 +214,10 @@ class RemoteReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read as many bytes as a buffer takes."""
         view = memoryview(buffer).cast("B")
-        content = self._content(self._at, min(self._at + len(view), self._file.size))
+        content = read(self._file, self._at, min(self._at + len(view), self._file.size))
         view[: len(content)] = content
         self._at += len(content)
         return len(content)
-
-    def _content(self, first: int, end: int) -> bytes:
-        return read(self._file, first, end)
 
 
 def opened(file: str) -> Any:
@@ -315,7 +300,9 @@ def _files(given: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFil
 
 def _file(address: str, entry: Mapping[str, Any]) -> RemoteFile:
     marks = (_mark(name, entry.get(name)) for name in _MARKS)
-    return RemoteFile(address, int(entry["size"]), next(filter(None, marks), ""))
+    file = RemoteFile(address)
+    file.size, file.mark = int(entry["size"]), next(filter(None, marks), "")
+    return file
 
 
 def _mark(name: str, value: Any) -> str:
