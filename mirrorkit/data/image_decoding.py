@@ -6,6 +6,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
@@ -73,13 +74,13 @@ class ImageFormat:
     def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
 
-        To name it costs nothing where there is none: the second dataset, which reads file by file, is not begun. The
+        To name it costs nothing where there is none: the second dataset, which tries file by file, is not begun. The
         `contents` of files that TensorFlow cannot read are beside their paths.
         """
         given = tf.data.Dataset.from_tensors((paths,) if contents is None else (paths, contents))
         whole = given.map(self._images).ignore_errors()
-        one_by_one = given.map(self._one_by_one)
-        return whole.concatenate(one_by_one).take(1).get_single_element()
+        named = given.map(self._named)
+        return whole.concatenate(named).take(1).get_single_element()
 
     def damaged(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> list[int]:
         """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
@@ -98,16 +99,21 @@ class ImageFormat:
         images = tf.map_fn(lambda file: self._image(*file), (paths, *contents), fn_output_signature=spec)
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
-    def _one_by_one(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
-        numbered = tf.data.Dataset.from_tensor_slices((paths, *contents)).enumerate()
-        decoded = numbered.map(lambda number, file: (number, self._image(*file))).ignore_errors()
-        count = tf.size(paths, tf.int64)
-        none = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(self.shape, tf.uint8))).repeat()
-        numbers, images = decoded.concatenate(none).batch(count).take(1).get_single_element()
-        first = tf.argmin(tf.cast(numbers == tf.range(count), tf.int32))
-        asserted = tf.debugging.Assert(tf.reduce_all(numbers == tf.range(count)), [_WORDS, paths[first], self.channels])
-        with tf.control_dependencies([asserted]):
-            return tf.ensure_shape(images, [paths.shape[0], *self.shape])
+    @tf.autograph.experimental.do_not_convert
+    def _named(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
+        """Return the images of files of which one could not be decoded; it is named unless that works now."""
+
+        def undecodable(*files: np.ndarray) -> bytes:
+            for path, *content in zip(*files, strict=True):
+                try:
+                    self._image(*map(tf.constant, (path, *content)))
+                except tf.errors.OpError:
+                    return path
+            return b""
+
+        found = tf.numpy_function(undecodable, (paths, *contents), tf.string)
+        with tf.control_dependencies([tf.debugging.Assert(found == b"", [_WORDS, found, self.channels])]):
+            return self._images(paths, *contents)
 
     def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
         return self._resized(self._decode(_content(path, *content)))
