@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import path_of, paths_of, require_regular
-from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
-from mirrorkit.data.nests import Arrays, checked, leaves, pick
-from mirrorkit.data.order import Numbered
+from mirrorkit.data.in_memory import OfSplit
+from mirrorkit.data.nests import Arrays
 from mirrorkit.data.remote_files import RemoteFile, described, in_parallel, is_remote, read, versions
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
@@ -30,7 +29,7 @@ _TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolder(Numbered):
+class ImageFolder(OfSplit):
     """A recipe like `batches`, for image files; memory holds their paths and a few batches.
 
     `mk.data.image_folder` is this class. Its arguments are the recipe's attributes; their names are those of Keras's
@@ -104,9 +103,8 @@ class ImageFolder(Numbered):
     skip_corrupt: bool = False
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
-    _paths: tf.Tensor = field(init=False, repr=False)  # strings [N]
-    _files: Sequence[str] = field(init=False, repr=False)
-    _split: Split = field(init=False, repr=False)  # whose inputs are the places of the paths
+    _split: Split = field(init=False, repr=False)  # whose inputs are the paths
+    _at_addresses: Mapping[bytes, RemoteFile] = field(init=False, repr=False)
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
     def __post_init__(self) -> None:
@@ -125,49 +123,20 @@ class ImageFolder(Numbered):
         if self.skip_corrupt:
             split = self._readable(listing.paths, split)
         paths = [listing.paths[place] for place in split.inputs]
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._set(_paths=tf.constant([*map(str, paths)], tf.string), _files=paths, _split=split)
-        self._set(labels=split.labels, class_names=listing.class_names)
-        self._set(_crc=self._crc_of(paths))
-        self._settle(len(split), [None, *self._format.shape])
+        self._set(
+            _split=replace(split, images=np.array(paths, object)),
+            _at_addresses={path.encode(): path for path in paths if isinstance(path, RemoteFile)},
+            _crc=self._crc_of(paths, split.as_element()[1:]),
+            labels=split.labels,
+            class_names=listing.class_names,
+        )
         are_classes = isinstance(split.labels, np.ndarray) and split.labels.dtype.kind != "f"
-        if self.one_hot and not are_classes:
-            raise RecipeError("one_hot=True needs class indices (integers); the images have none.")
-
-    @property
-    def num_classes(self) -> int | None:
-        """The number of classes; None where the labels are not classes."""
-        return self._split.num_classes
+        self._settle(len(split), [None, *self._format.shape], has_classes=are_classes)
 
     @property
     def file_paths(self) -> list[str]:
         """The files, in the order of an epoch that is not shuffled."""
-        return [path.decode() for path in self._paths.numpy()]
-
-    def dataset(
-        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before; see `Recipe.dataset`.
-
-        Raises:
-            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-        """
-        self._check_position(epoch, start)
-        self._check_map()
-        with tf.init_scope(), tf.device("CPU:0"):
-            order = tf.constant(self.order(epoch))
-            labels = () if self.labels is None else (tf.nest.map_structure(tf.constant, self.labels),)
-
-        def batch(step: tf.Tensor) -> Any:
-            rows = self.rows_of(step, input_context)
-            first, length = step * self.global_batch_size + rows.made_first, rows.made_end - rows.made_first
-            places = tf.slice(order, [first], [length])
-            of_rows = tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), labels)
-            element = (self._images(places), *of_rows)
-            return self.finish(element, epoch=epoch, step=step, rows=rows if input_context else None)
-
-        steps = tf.data.Dataset.range(start, self.steps_per_epoch)
-        return uncopied(self._made(steps, batch))
+        return [str(path) for path in self._split.inputs]
 
     @property
     def layout(self) -> object:
@@ -178,12 +147,19 @@ class ImageFolder(Numbered):
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         return f"{super().identity(epoch, start)} {self._format} {self._crc}"
 
-    def _first_examples(self, number: int) -> tuple[Any, ...]:
-        rows = pick(self._split.as_element(), slice(number))
-        return (self._images(tf.range(number)).numpy(), *rows[1:])
+    def _element(self, *read: Any) -> tuple[Any, ...]:
+        paths, *labels = read
+        return (self._format.batch(paths, self._contents(paths)), *labels)
 
-    def _images(self, places: tf.Tensor) -> tf.Tensor:
-        return self._format.batch(tf.gather(self._paths, places), _contents(self._files, places))
+    def _contents(self, paths: tf.Tensor) -> tf.Tensor | None:
+        """Return the contents of some files at addresses; None of others, which TensorFlow reads."""
+        if not self._at_addresses:
+            return None
+
+        def contents(paths: np.ndarray) -> np.ndarray:
+            return _read([self._at_addresses[path] for path in paths])
+
+        return tf.ensure_shape(tf.numpy_function(contents, [paths], tf.string, stateful=False), paths.shape)
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
@@ -210,10 +186,6 @@ class ImageFolder(Numbered):
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
                 "batches without labels."
             )
-        made = {} if self.labels is None else checked({"files": np.arange(len(paths)), "labels": self.labels})
-        for name, leaf in leaves("labels", made.get("labels", ())):
-            if len(leaf) != len(paths):
-                raise DataError(f"image_folder was given {len(paths)} files, but {name} holds {len(leaf)}.")
         return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
 
     def _readable(self, paths: list[str], split: Split) -> Split:
@@ -222,7 +194,7 @@ class ImageFolder(Numbered):
         numbers = []
         for first in range(0, len(split), _TOGETHER):
             some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
-            contents = _contents(some, tf.range(len(some)))  # a file that does not come is not a corrupt one
+            contents = _read(some) if isinstance(some[0], RemoteFile) else None  # what does not come is not corrupt
             found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
             numbers += [first + number for number in found]
         if not numbers:
@@ -234,7 +206,7 @@ class ImageFolder(Numbered):
             raise DataError(f"None of {len(split)} files can be decoded as an image, the first is {self.skipped[0]}.")
         return split[np.delete(np.arange(len(split)), numbers)]
 
-    def _crc_of(self, paths: list[str]) -> int:
+    def _crc_of(self, paths: list[str], labels: Arrays) -> int:
         """A number that stands for names and labels, wherever the folder lies."""
         if isinstance(self.path, (str, os.PathLike)):
             root = len(os.path.expanduser(os.fspath(self.path)))
@@ -242,7 +214,7 @@ class ImageFolder(Numbered):
         else:
             names = [os.path.basename(path) for path in paths]
         crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
-        for label in [] if self.labels is None else tf.nest.flatten(self.labels):
+        for label in tf.nest.flatten(labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc
 
@@ -250,20 +222,9 @@ class ImageFolder(Numbered):
 image_folder = ImageFolder
 
 
-def _contents(files: Sequence[str], places: tf.Tensor) -> tf.Tensor | None:
-    """Return the contents of some files at addresses; None of others, which TensorFlow reads."""
-    if not isinstance(files[0], RemoteFile):
-        return None
-
-    def contents(places: np.ndarray) -> np.ndarray:
-        return np.array(in_parallel(_content, [files[place] for place in places]), object)
-
-    found = tf.numpy_function(contents, [places], tf.string, stateful=False)
-    return tf.ensure_shape(found, places.shape)
-
-
-def _content(file: RemoteFile) -> bytes:
-    return read(file, 0, file.size)
+def _read(files: Sequence[RemoteFile]) -> np.ndarray:
+    """Return what files at addresses hold."""
+    return np.array(in_parallel(lambda file: read(file, 0, file.size), files), object)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

@@ -102,7 +102,8 @@ def _images_in(folder: str, others: list[str], listed: _Lister) -> Iterator[str]
 def _lister(folder: str) -> _Lister:
     """Return a function that lists a folder or one within."""
     if not is_remote(folder):
-        _require_folder(folder)
+        if not tf.io.gfile.isdir(folder):
+            raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
         return _listed
     if not (files := within(folder)):
         raise DataError(f"image_folder needs a folder, or a list of files; there is nothing at {folder}.")
@@ -148,11 +149,6 @@ def _listed(folder: str, links: list[str] | None) -> tuple[list[str], dict[str, 
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
-
-
-def _require_folder(folder: str) -> None:
-    if not tf.io.gfile.isdir(folder):
-        raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
 
 
 def _no_images(folder: str, others: Sequence[str]) -> DataError:

@@ -17,8 +17,59 @@ from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 
 
+class OfSplit(Numbered):
+    """A recipe that gathers its examples from a split in memory, which may hold the paths of files."""
+
+    _split: Split
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes; None where the labels are not classes."""
+        return self._split.num_classes
+
+    @functools.cached_property
+    def host_tensors(self) -> Any:
+        """The whole split as tensors in the host's memory, in the form of `Split.as_element`.
+
+        There is one copy, which the datasets of all epochs share.
+        """
+        with tf.init_scope(), tf.device("CPU:0"):  # never on an accelerator, whatever scope we are in
+            return tf.nest.map_structure(tf.constant, self._split.as_element())
+
+    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        return self._all_of(range(epoch, epoch + 1), start, context)
+
+    def _all_of(
+        self, epochs: range, start: int = 0, context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        whole = self.host_tensors
+        size, steps = self.global_batch_size, self.steps_per_epoch
+        with tf.init_scope(), tf.device("CPU:0"):
+            orders = tf.constant(np.stack([self.order(epoch) for epoch in epochs])) if self.shuffle else None
+
+        def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
+            if orders is not None:
+                places = tf.slice(orders, [row, first], [1, length])[0]
+                return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
+            return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
+
+        def batch(place: tf.Tensor) -> Any:
+            row, step = place // steps, place % steps
+            rows = self.rows_of(step, context)
+            # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
+            gathered = gather(row, step * size + rows.made_first, rows.made_end - rows.made_first)
+            element = self._element(*gathered)
+            return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if context else None)
+
+        places = tf.data.Dataset.range(start, len(epochs) * steps)
+        return uncopied(self._made(places, batch))
+
+    def _first_examples(self, number: int) -> tuple[Any, ...]:
+        return self._element(*pick(self._split.as_element(), slice(number)))
+
+
 @dataclass(frozen=True, eq=False)
-class Batches(Numbered):
+class Batches(OfSplit):
     """A recipe for the global batches of a split: `.dataset(epoch=0, start=0)`, `.steps_per_epoch`, `.element_spec`.
 
     `mk.data.batches` is this class. Its arguments are the recipe's attributes.
@@ -67,67 +118,23 @@ class Batches(Numbered):
                 f"batches needs a split, found {type(split).__name__}. Make one with mk.data.arrays(images, labels), "
                 "or take .train or .test of a loaded data set."
             )
+        self._set(_split=split)
         inputs, labels = split.inputs, split.labels
-        self._settle(len(split), getattr(inputs, "shape", kind(inputs)))
         are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
-        if self.one_hot and not are_classes:
-            raise RecipeError(f"one_hot=True needs class indices (integers); {split!r} has none.")
-
-    @property
-    def num_classes(self) -> int | None:
-        """The split's number of classes; None where its labels are not classes."""
-        return self.split.num_classes
+        self._settle(len(split), getattr(inputs, "shape", kind(inputs)), has_classes=are_classes)
 
     @functools.cached_property
     def host_tensors(self) -> Any:
-        """The whole split as tensors in the host's memory, in the form of `Split.as_element`; mapped with `cache`.
-
-        There is one copy, which the datasets of all epochs share.
-        """
+        """The whole split as tensors in the host's memory, in the form of `Split.as_element`; mapped with `cache`."""
         self._check_map()
         _require_memory(self.split)
-        with tf.init_scope(), tf.device("CPU:0"):  # never on an accelerator, whatever scope we are in
-            whole = tf.nest.map_structure(tf.constant, self.split.as_element())
-            if self.map is None or not self.cache:
-                return whole
+        whole = super().host_tensors
+        if self.map is None or not self.cache:
+            return whole
+        with tf.init_scope(), tf.device("CPU:0"):
             pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
             mapped = list(pieces.map(self._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
-
-    def dataset(
-        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`, without reading those before; see `Recipe.dataset`.
-
-        Raises:
-            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-        """
-        self._check_position(epoch, start)
-        return self._all_of(range(epoch, epoch + 1), start, input_context)
-
-    def _all_of(
-        self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        whole = self.host_tensors
-        size, steps = self.global_batch_size, self.steps_per_epoch
-        with tf.init_scope(), tf.device("CPU:0"):
-            orders = tf.constant(np.stack([self.order(epoch) for epoch in epochs])) if self.shuffle else None
-
-        def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
-            if orders is not None:
-                places = tf.slice(orders, [row, first], [1, length])[0]
-                return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), whole)
-            return tf.nest.map_structure(lambda tensor: _rows(tensor, first, length), whole)
-
-        def batch(place: tf.Tensor) -> Any:
-            row, step = place // steps, place % steps
-            rows = self.rows_of(step, input_context)
-            # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
-            element = gather(row, step * size + rows.made_first, rows.made_end - rows.made_first)
-            return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if input_context else None)
-
-        places = tf.data.Dataset.range(start, len(epochs) * steps)
-        return uncopied(self._made(places, batch))
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
@@ -139,9 +146,6 @@ class Batches(Numbered):
             return self.finish(mapped, epoch=0, step=tf.constant(0, tf.int64))
 
         return self._made(element, batch)
-
-    def _first_examples(self, number: int) -> tuple[Any, ...]:
-        return pick(self.split.as_element(), slice(number))
 
     @property
     def _maps_batches(self) -> bool:

@@ -15,11 +15,12 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.data import remote_files
 from mirrorkit.data.disk import paths_of, require_regular
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
-from mirrorkit.data.parquet_reading import Cursor, Table, as_written, damaged
+from mirrorkit.data.parquet_reading import Table, damaged
+from mirrorkit.data.preparation import RowRanges
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.record_streams import Streams, draw_streams
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel, size_of, versions
-from mirrorkit.data.streamed import Arrays, Reader, RowRanges, Streamed, by_cursors
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel
+from mirrorkit.data.streamed import Arrays, Reader, Streamed, by_cursors
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
 
@@ -86,11 +87,11 @@ class Parquet(Streamed):
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
-        whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
+        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
         files = _found(self.files)
-        footers = in_parallel(_footer, files) if isinstance(files[0], RemoteFile) else tuple(map(_footer, files))
+        footers = in_parallel(_footer, files)
         schemas = [footer.schema.to_arrow_schema() for footer in footers]
-        self._set(files=files, shuffle_buffer=int(self.shuffle_buffer), **self._chosen(schemas[0].names))
+        self._set(files=files, **self._chosen(schemas[0].names))
         names = tuple(dict.fromkeys(name for part in self._parts for name in _several(part)))
         _require_one_schema(files, schemas, names)
         columns = tuple(self._column(column_of(name, schemas[0].field(name).type, files[0])) for name in names)
@@ -101,9 +102,10 @@ class Parquet(Streamed):
         counts = tuple(footers[file].row_group(group).num_rows for file, group in groups)
         self._set(_table=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
         by_name = {column.name: column for column in columns}
-        self._settle(sum(counts), [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict")
-        if self.one_hot and (self.num_classes is None or not self._are_classes(by_name)):
-            raise RecipeError("one_hot=True needs class indices (integers) in y, one column, and num_classes.")
+        shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict"
+        y = by_name[self.y] if isinstance(self.y, str) else None
+        are_classes = y is not None and y.dtype.is_integer and not y.shape
+        self._settle(sum(counts), shape, has_classes=are_classes and self.num_classes is not None)
 
     @property
     def layout(self) -> object:
@@ -112,20 +114,17 @@ class Parquet(Streamed):
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        files = [(os.path.basename(file), size_of(file)) for file in self._table.files]
-        footers = zlib.crc32(repr([footer.to_dict() for footer in self._table.footers[:1]]).encode())
-        found = f"{self.shuffle_buffer} {self._table.columns} {files} {footers} {versions(self._table.files)}"
-        return f"{super().identity(epoch, start)} {found}"
-
-    @property
-    def _first_file(self) -> str:
-        return self._table.files[0]
+        footer = zlib.crc32(repr(self._table.footers[0].to_dict()).encode())
+        return f"{super().identity(epoch, start)} {self._table.columns} {footer}"
 
     def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
         return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
 
     def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
-        return as_written(self._table, rows, list(self.batch_sizes()), start)
+        cursor, size = self._table.as_written(), self.global_batch_size
+        for step in range(start, self.steps_per_epoch):
+            first, end = rows[(step + 1) * size > self.num_examples]
+            yield cursor.read(step * size + first, step * size + end)
 
     def _streams(self, epoch: int) -> Streams:
         numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
@@ -133,7 +132,8 @@ class Parquet(Streamed):
 
     def _reader(self, streams: Streams, chunk: int) -> Reader:
         # A store is asked for several row groups at the same time.
-        return by_cursors(lambda stream: Cursor(self._table, streams.pieces[stream]), at_once=self._table.is_remote)
+        at_once = isinstance(self._table.files[0], RemoteFile)
+        return by_cursors(lambda stream: self._table.cursor(streams.pieces[stream]), at_once=at_once)
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         element = self._element(*map(tf.constant, self._table.as_written().read(0, number)))
@@ -181,9 +181,6 @@ class Parquet(Streamed):
             column = replace(column, classes=2**63)
         fill = self.fill.get(column.name) if isinstance(self.fill, Mapping) else self.fill
         return column if fill is None else column.filled_with(fill)
-
-    def _are_classes(self, columns: Mapping[str, Column]) -> bool:
-        return isinstance(self.y, str) and columns[self.y].dtype.is_integer and not columns[self.y].shape
 
 
 parquet = Parquet

@@ -10,7 +10,7 @@ import abc
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from mirrorkit.arguments import require_kinds, whole_number
 from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
+from mirrorkit.data.generated import from_generator
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.recipe import Recipe
@@ -27,6 +28,7 @@ from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
 
 MapFunction = Callable[..., Any]
+RowRanges = tuple[tuple[int, int], tuple[int, int]]  # those to gather of a whole batch, and of the last, smaller one
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,7 +36,7 @@ class PreparedRecipe(Recipe):
     """The arguments that all these recipes share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
-    `_settle` in its `__post_init__`, and has `dataset`, `num_classes` and `_first_examples`.
+    `_settle` in its `__post_init__`, and has `_dataset`, `num_classes` and `_first_examples`.
     """
 
     reads_own_rows = True
@@ -64,6 +66,27 @@ class PreparedRecipe(Recipe):
     def element_spec(self) -> Any:
         """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
         return self.as_written().dataset().element_spec
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`, without making those before; see `Recipe.dataset`.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
+            DataError: data that has another number of examples than the recipe.
+        """
+        self._check_position(epoch, start)
+        self._check_number()
+        self._check_map()
+        return self._dataset(epoch, start, input_context)
+
+    @abc.abstractmethod
+    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        """Return what `dataset` returns, after its checks."""
+
+    def _check_number(self) -> None:
+        """Refuse data that has another number of examples than the recipe, where that can be seen."""
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers, so that they read the same batches from the `start`-th on."""
@@ -151,6 +174,38 @@ class PreparedRecipe(Recipe):
     def _maps_batches(self) -> bool:
         return True
 
+    def _of_generator(
+        self,
+        read: Callable[[RowRanges], Iterator[Any]],
+        specs: Any,
+        epoch: int,
+        start: int,
+        context: tf.distribute.InputContext | None,
+    ) -> tf.data.Dataset:
+        """Make the batches from `start` on of what a generator reads for each of them: the rows that it is given.
+
+        `specs` returns the specs of what is read, given its number of rows or None.
+        """
+        both = self._rows_of_both(context)
+        usual, last = both
+        length = None if last.size else usual.made_end - usual.made_first
+        read_rows = functools.partial(read, (usual.made, last.made))
+        gathered = from_generator(read_rows, specs(length), self.steps_per_epoch - start)
+
+        def batch(step: tf.Tensor, gathered: tuple[Any, ...]) -> Any:
+            rows = None if context is None else self.rows_of(step, context)
+            return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
+
+        return self._made(self._decoded(gathered, both, start).enumerate(start), batch)
+
+    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
+        """Decode what was read, where that is not done by the batch."""
+        return read
+
+    def _element(self, *read: Any) -> tuple[Any, ...]:
+        """Return `(x,)`, `(x, y)` or `(x, y, sample_weight)` of what was read for a batch."""
+        return read
+
     def _made(self, gathered: tf.data.Dataset, batch: MapFunction) -> tf.data.Dataset:
         """Make batches of what was gathered for them, several at the same time, in their order."""
         if self.map is None and all(one.__module__ == flip.__module__ for one in self.augment or ()):
@@ -158,29 +213,34 @@ class PreparedRecipe(Recipe):
             batch = tf.autograph.experimental.do_not_convert(batch)
         return gathered.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
 
-    def _settle(self, num_examples: int, inputs: Sequence[int | None] | str | None) -> None:
+    def _settle(self, num_examples: int, inputs: Sequence[int | None] | str | None, *, has_classes: bool) -> None:
         """Check the shared arguments, and set them in their final form.
 
         The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
         A batch is no larger than the set.
         """
+        if self.one_hot and not has_classes:
+            raise RecipeError(
+                "one_hot=True needs class indices (integers), one for each example, and how many classes there are: "
+                "pass num_classes= with the labels."
+            )
         kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
         require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
-        whole_number("global_batch_size", self.global_batch_size, RecipeError)
-        whole_number("seed", self.seed, RecipeError, least=0, most=2**63 - 1)
+        size = whole_number("global_batch_size", self.global_batch_size, RecipeError)
+        seed = whole_number("seed", self.seed, RecipeError, least=0)
         if num_examples < 1:
             raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
-        if self.drop_remainder and self.global_batch_size > num_examples:
+        if self.drop_remainder and size > num_examples:
             raise RecipeError(
-                f"global_batch_size={self.global_batch_size} and drop_remainder=True were asked for, but the set holds "
+                f"global_batch_size={size} and drop_remainder=True were asked for, but the set holds "
                 f"{num_examples} examples: no batch would be left. Ask for at most {num_examples}, or leave "
                 "drop_remainder out."
             )
         _check_augment(self.augment, inputs if self.map is None else None)
         self._set(
             _num_examples=num_examples,
-            global_batch_size=min(int(self.global_batch_size), num_examples),
-            seed=int(self.seed),
+            global_batch_size=min(size, num_examples),
+            seed=seed,
             prefetch=int(self.prefetch),
             augment=tuple(self.augment or ()),
         )

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.example_form import ExampleForm
-from mirrorkit.data.generated import from_generator
 from mirrorkit.data.indexable import number_of
 from mirrorkit.data.order import Numbered
+from mirrorkit.data.preparation import RowRanges
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Fetcher, Processes, empty, fetched
 
@@ -88,47 +88,29 @@ class RandomAccess(Numbered):
         source = Processes(self.items, self.processes) if self.processes else Fetcher(self.items)
         form = ExampleForm(source.form, self.num_classes)
         self._set(_source=source, _fetcher=source if isinstance(source, Fetcher) else source.here, _form=form)
-        self._settle(number, form.shape_of_inputs)
-        if self.one_hot and not (self.num_classes and (form.has_classes or (form.unlabelled and self.map))):
-            raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
+        labelled = form.has_classes or (form.unlabelled and self.map is not None)
+        self._settle(number, form.shape_of_inputs, has_classes=self.num_classes is not None and labelled)
         self._require_same_items()
 
-    def dataset(
-        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`, without fetching those before; see `Recipe.dataset`.
-
-        Raises:
-            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-            DataError: an object that has become longer or shorter.
-        """
-        self._check_position(epoch, start)
+    def _check_number(self) -> None:
         if (now := number_of(self.items)) != self.num_examples:
             raise DataError(
                 f"{type(self.items).__name__} held {self.num_examples} examples when the recipe was made, and holds "
                 f"{now} now. Make a new recipe of it."
             )
-        self._check_map()
-        usual, last = self._rows_of_both(input_context)
-        size, whole = self.global_batch_size, self.num_examples // self.global_batch_size
 
-        def batches() -> Iterator[Any]:
-            order = self.order(epoch)
-            places = [(step * size, usual if step < whole else last) for step in range(start, self.steps_per_epoch)]
-            numbers = [order[first + rows.made_first : first + rows.made_end] for first, rows in places]
+    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        def batches(rows: RowRanges) -> Iterator[Any]:
+            order, size = self.order(epoch), self.global_batch_size
+            numbers = []
+            for step in range(start, self.steps_per_epoch):
+                first, end = rows[(step + 1) * size > self.num_examples]
+                numbers.append(order[step * size + first : step * size + end])
             threads = self.processes or self.threads or _THREADS
             for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
                 yield self._form.element(leaves, own)
 
-        alike = whole == self.steps_per_epoch
-        spec = self._form.spec(usual.made_end - usual.made_first if alike else None)
-        gathered = from_generator(batches, spec, self.steps_per_epoch - start)
-
-        def batch(step: tf.Tensor, element: tuple[Any, ...]) -> Any:
-            rows = None if input_context is None else self.rows_of(step, input_context)
-            return self.finish(element, epoch=epoch, step=step, rows=rows)
-
-        return self._made(gathered.enumerate(start), batch)
+        return self._of_generator(batches, self._form.spec, epoch, start, context)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

@@ -7,17 +7,18 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.data.preparation import RowRanges
 from mirrorkit.data.record_index import RecordIndex, Segment
 from mirrorkit.data.record_lengths import read_errors
-from mirrorkit.data.record_streams import FileRange, between, remaining
+from mirrorkit.data.record_streams import FileRange, remaining
 from mirrorkit.data.remote_files import RemoteFile, copied
-from mirrorkit.data.streamed import Arrays, RowRanges
+from mirrorkit.data.streamed import Arrays, Cursor
 from mirrorkit.errors import DataError
 
 _OPEN_FILES = 16  # read at the same time, unshuffled
@@ -41,7 +42,7 @@ def read(index: RecordIndex, pieces: Sequence[FileRange]) -> Arrays:
         if len(found) == numbers[:, 2].sum():
             return (found,)
     # One file after the other, so that the error names it.
-    return (np.concatenate(list(_chunks_of(index, pieces, 1))),)
+    return (np.concatenate([chunk for piece in pieces for chunk in _chunks(index, piece, 1)]),)
 
 
 def _examples_of(compression: Any, path: Any, offset: Any, buffer: Any) -> tf.data.Dataset:
@@ -67,38 +68,9 @@ def _read(*columns: tf.Tensor) -> tf.Tensor:
     return examples.batch(tf.reduce_sum(columns[3])).get_single_element()
 
 
-class RecordCursor:
-    """Reads pieces of files that cannot be read from any byte on, laid end to end; see `Cursor` of `streamed.py`.
-
-    Args:
-        index: where they lie.
-        pieces: examples of files.
-        chunk: how many are read at a time.
-    """
-
-    def __init__(self, index: RecordIndex, pieces: Sequence[FileRange], chunk: int) -> None:
-        self._index, self._pieces, self._chunk = index, pieces, chunk
-        self._at = -1
-        self._chunks: Iterator[np.ndarray] = iter(())
-        self._held = np.zeros(0, object)  # of what was read, the examples from `_at` on
-
-    def read(self, first: int, end: int) -> Arrays:
-        """Return the examples from `first` to `end`.
-
-        Raises:
-            DataError: a file that is damaged, or holds fewer examples than was said.
-            FileError: a file that cannot be read.
-        """
-        if first != self._at:
-            self._chunks = _chunks_of(self._index, between(self._pieces, first, _ALL), self._chunk)
-            self._held = self._held[:0]
-        parts, missing = [self._held], end - first - len(self._held)
-        while missing > 0:
-            parts.append(next(self._chunks))  # `_chunks` has raised where there are fewer
-            missing -= len(parts[-1])
-        found = np.concatenate(parts)
-        self._held, self._at = found[end - first :], end
-        return (found[: end - first],)
+def cursor(index: RecordIndex, pieces: Sequence[FileRange], chunk: int) -> Cursor:
+    """Return what reads pieces of files that cannot be read from any byte on, so many examples at a time."""
+    return Cursor(pieces, lambda piece: (piece.first, _chunks(index, piece, chunk)), lambda _, examples: (examples,))
 
 
 def as_written(index: RecordIndex, rows: RowRanges, sizes: Sequence[int], start: int) -> Iterator[Arrays]:
@@ -137,10 +109,6 @@ def _in_turn(files: Sequence[Iterator[bytes]], together: int) -> Iterator[bytes]
 def _examples(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[bytes]:
     """Return the examples of a piece; at least as many are read at a time as lie in a buffer."""
     return itertools.chain.from_iterable(_chunks(index, piece, max(chunk, index.per_buffer(piece.file))))
-
-
-def _chunks_of(index: RecordIndex, pieces: Iterable[FileRange], chunk: int) -> Iterator[np.ndarray]:
-    return itertools.chain.from_iterable(_chunks(index, piece, chunk) for piece in pieces)
 
 
 def _chunks(index: RecordIndex, piece: FileRange, chunk: int) -> Iterator[np.ndarray]:

@@ -16,12 +16,13 @@ from mirrorkit.data import record_files
 from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
+from mirrorkit.data.preparation import RowRanges
 from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
-from mirrorkit.data.record_reading import RecordCursor, as_written, read
+from mirrorkit.data.record_reading import as_written, cursor, read
 from mirrorkit.data.record_streams import FileRange, Streams, between, draw_streams
-from mirrorkit.data.remote_files import local, opened, size_of, versions
-from mirrorkit.data.streamed import Arrays, Reader, RowRanges, Spans, Streamed, by_cursors
+from mirrorkit.data.remote_files import local, opened
+from mirrorkit.data.streamed import Arrays, Reader, Spans, Streamed, by_cursors
 from mirrorkit.errors import DataError, RecipeError
 
 _ENCODED = {
@@ -104,7 +105,7 @@ class Records(Streamed):
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
-        whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError)
+        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
         index_path, files = record_files.find(self.source)
         if index_path is None:
             self._take_files(files, num_examples)
@@ -120,10 +121,8 @@ class Records(Streamed):
         else:
             shape = [None, *self.features["x"]["shape"]] if "x" in self.features else "a dict"
             labelled = self.features.get("y", {}).get("dtype") == "int64"
-        self._settle(sum(self.counts), shape)
-        self._set(num_examples=self._num_examples, shuffle_buffer=int(self.shuffle_buffer))
-        if self.one_hot and (self.num_classes is None or not labelled):
-            raise RecipeError("one_hot=True needs class indices (integers) and num_classes; pass num_classes=.")
+        self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
+        self._set(num_examples=self._num_examples)
 
     def _take_index(self, index: Mapping[str, Any]) -> None:
         self._set(
@@ -173,29 +172,14 @@ class Records(Streamed):
                 "another version of the set. Copy the whole set again, or write it again."
             )
 
-    def dataset(
-        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        """The global batches `start`, `start + 1`, ... of `epoch`; those before are skipped without decoding them.
-
-        With `input_context`, each batch has only the rows that this worker's replicas train on: consecutive rows, in
-        the order of the replicas. It has all rows if some replica would get none.
-
-        Raises:
-            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch.
-            DataError: a file that does not hold the given number of examples.
-        """
-        self._index.require_told()
-        return super().dataset(epoch, start, input_context=input_context)
+    def _check_number(self) -> None:
+        if self.features is None:
+            self._index.require_counts()
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         bare = self.as_written()
         vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
-
-    @property
-    def _first_file(self) -> str:
-        return self.files[0]
 
     def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
         return (tf.TensorSpec([length], tf.string),)
@@ -214,7 +198,7 @@ class Records(Streamed):
 
         if not self._index.reads_through:
             return lambda spans: read(self._index, list(pieces_of(spans)))
-        return by_cursors(lambda stream: RecordCursor(self._index, streams.pieces[stream], chunk), at_once=True)
+        return by_cursors(lambda stream: cursor(self._index, streams.pieces[stream], chunk), at_once=True)
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         if self.decode is not None:
@@ -246,11 +230,8 @@ class Records(Streamed):
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        files = [(os.path.basename(file), size_of(file)) for file in self.files]
         first = first_record(self.files[0], self.compression) or b""
-        return (
-            f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {zlib.crc32(first)}{versions(self.files)}"
-        )
+        return f"{super().identity(epoch, start)} {zlib.crc32(first)}"
 
     @property
     def order_version(self) -> int:
@@ -267,8 +248,7 @@ def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:
     flat = {}
     for key, feature in features.items():
         values = tf.io.decode_raw(parsed[key], feature["dtype"])
-        flat[key] = tf.reshape(values, [-1, *feature["shape"]])
-        flat[key].set_shape([serialized.shape[0], *feature["shape"]])
+        flat[key] = tf.reshape(values, [serialized.shape[0] or -1, *feature["shape"]])
     return record_files.unflatten(flat)
 
 

@@ -193,7 +193,7 @@ def test_bad_lists_are_refused(folder):
     for path, options, words in (
         ([], {"labels": []}, "empty list"),
         (paths, {}, "without labels"),
-        (paths, {"labels": LABELS[:30]}, "31 files.* holds 30"),
+        (paths, {"labels": LABELS[:30]}, "31 examples.* holds 30"),
         (paths, {"labels": {"a": LABELS, "b": LABELS[:4]}}, r"labels\['b'\] holds 4"),
         (paths, {"labels": [*"abc"] * 10}, "found text, the first is a"),
         (paths, {"labels": LABELS, "class_names": ["a", "b"]}, r"0 \.\. 1 for 2 classes"),
