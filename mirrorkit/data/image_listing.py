@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import os
 import posixpath
@@ -54,13 +55,8 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             f"class_names={list(names)} was asked for, but {folder} also has {_few(left_out)}. Name all of its folders."
         )
     others: list[str] = []
-    paths: list[str] = []
-    counts = []
-    for name in names:
-        before = len(paths)
-        if name in folders:
-            paths += _images_in(os.path.join(folder, name), others, listed)
-        counts.append(len(paths) - before)
+    images = [[*_images_in(os.path.join(folder, name), others, listed)] if name in folders else [] for name in names]
+    counts = [len(paths) for paths in images]
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if len(empty) == len(names):
         raise _no_images(folder, others)
@@ -70,7 +66,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             "if a class has no image in this set, name all classes: class_names=[...]."
         )
     _tell(folder, others)
-    return Listing(paths, np.repeat(np.arange(len(names)), counts), names)
+    return Listing([*itertools.chain(*images)], np.repeat(np.arange(len(names)), counts), names)
 
 
 def list_images(folder: str) -> Listing:

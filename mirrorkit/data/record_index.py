@@ -137,13 +137,17 @@ class RecordIndex:
                 "each file, spares it.",
                 len(self.files),
             )
+        return self._counted()
+
+    def _counted(self) -> tuple[int, ...]:
         if self.is_remote:
             in_parallel(lambda file: file.places, self._files)
         found = tuple(file.count for file in self._files)
-        if self._told not in (None, sum(found)):
+        if self._told not in (None, found, sum(found)):
+            asked = list(self._told) if isinstance(self._told, tuple) else self._told
             raise DataError(
-                f"num_examples={self._told} was asked for, but the {len(found)} files hold {sum(found)} examples: "
-                f"{', '.join(map(str, found))}. Correct it or leave it out."
+                f"num_examples={asked} was asked for, but {self.files[0]} and the files beside it hold {sum(found)} "
+                f"examples: {', '.join(map(str, found))}. Correct it or leave it out."
             )
         return found
 
@@ -155,7 +159,9 @@ class RecordIndex:
         Raises:
             DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
         """
-        if not self._one_size and (self._told is None or self.reads_through):
+        if not self._one_size:
+            if self._told is not None and not self.reads_through:
+                self._counted()
             return
         if self.is_remote and not self.compression:
             in_parallel(self._agrees, range(len(self.files)))

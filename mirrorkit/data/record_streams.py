@@ -9,6 +9,7 @@ some of the streams, and the order does not depend on the number of workers.
 from __future__ import annotations
 
 import bisect
+import collections
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,29 +142,25 @@ def remaining(counts: Sequence[int], together: int, given: int) -> list[FileRang
     `tf.data.Dataset.interleave` of these pieces goes on as that of the files does. It takes one example of each open
     file in turn; a file that has ended misses its turn, and at the next one another file is open in its place.
     """
-    left = [FileRange(file, 0, count) for file, count in enumerate(counts)]
-    slots: list[FileRange | None] = [None] * min(together, len(left))
+    taken = [0] * len(counts)
+    left = collections.deque(range(len(counts)))  # files that have not been opened
+    slots: list[int | None] = [None] * min(together, len(counts))
     turn = 0
     while given:
-        open_slots = [piece for piece in slots if piece is not None]
-        rounds = min([given // max(1, len(open_slots)), *(piece.size for piece in open_slots)])
-        if rounds and (not left or len(open_slots) == len(slots)):
-            slots = [piece and FileRange(piece.file, piece.first + rounds, piece.size - rounds) for piece in slots]
-            given -= rounds * len(open_slots)
-            continue
-        piece = slots[turn]
-        if piece is None and left:
-            piece = left.pop(0)
-        if piece is not None and piece.size:
-            slots[turn] = FileRange(piece.file, piece.first + 1, piece.size - 1)
-            given -= 1
-        else:
+        file = slots[turn]
+        if file is None and left:
+            file = left.popleft()
+        if file is None or taken[file] == counts[file]:
             slots[turn] = None
+        else:
+            slots[turn] = file
+            taken[file] += 1
+            given -= 1
         turn = (turn + 1) % len(slots)
-    pieces = []
-    for piece in [*slots[turn:], *slots[:turn]]:
-        if piece is not None:
-            pieces.append(piece)
+    order = []
+    for file in [*slots[turn:], *slots[:turn]]:
+        if file is not None:
+            order.append(file)
         elif left:
-            pieces.append(left.pop(0))
-    return pieces + left
+            order.append(left.popleft())
+    return [FileRange(file, taken[file], counts[file] - taken[file]) for file in [*order, *left]]
