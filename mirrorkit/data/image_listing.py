@@ -55,8 +55,8 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             f"class_names={list(names)} was asked for, but {folder} also has {_few(left_out)}. Name all of its folders."
         )
     others: list[str] = []
-    images = [[*_images_in(os.path.join(folder, name), others, listed)] if name in folders else [] for name in names]
-    counts = [len(paths) for paths in images]
+    by_class = [[*_images_in(os.path.join(folder, name), others, listed)] if name in folders else [] for name in names]
+    counts = [len(paths) for paths in by_class]
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if len(empty) == len(names):
         raise _no_images(folder, others)
@@ -66,7 +66,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             "if a class has no image in this set, name all classes: class_names=[...]."
         )
     _tell(folder, others)
-    return Listing([*itertools.chain(*images)], np.repeat(np.arange(len(names)), counts), names)
+    return Listing([*itertools.chain(*by_class)], np.repeat(np.arange(len(names)), counts), names)
 
 
 def list_images(folder: str) -> Listing:
