@@ -36,7 +36,8 @@ class PreparedRecipe(Recipe):
     """The arguments that all these recipes share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
-    `_settle` in its `__post_init__`, and has `_dataset`, `num_classes` and `_first_examples`.
+    `_settle` in its `__post_init__`, and has `num_classes`, `_first_examples`, and either `_read` and `_specs` or a
+    `_dataset` of its own.
     """
 
     reads_own_rows = True
@@ -80,10 +81,6 @@ class PreparedRecipe(Recipe):
         self._check_number()
         self._check_map()
         return self._dataset(epoch, start, input_context)
-
-    @abc.abstractmethod
-    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        """Return what `dataset` returns, after its checks."""
 
     def _check_number(self) -> None:
         """Refuse data that has another number of examples than the recipe, where that can be seen."""
@@ -174,29 +171,27 @@ class PreparedRecipe(Recipe):
     def _maps_batches(self) -> bool:
         return True
 
-    def _of_generator(
-        self,
-        read: Callable[[RowRanges], Iterator[Any]],
-        specs: Any,
-        epoch: int,
-        start: int,
-        context: tf.distribute.InputContext | None,
-    ) -> tf.data.Dataset:
-        """Make the batches from `start` on of what a generator reads for each of them: the rows that it is given.
-
-        `specs` returns the specs of what is read, given its number of rows or None.
-        """
+    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        """Return what `dataset` returns, after its checks: here the batches of what `_read` yields for each."""
         both = self._rows_of_both(context)
         usual, last = both
         length = None if last.size else usual.made_end - usual.made_first
-        read_rows = functools.partial(read, (usual.made, last.made))
-        gathered = from_generator(read_rows, specs(length), self.steps_per_epoch - start)
+        read = functools.partial(self._read, (usual.made, last.made), epoch, start)
+        gathered = from_generator(read, self._specs(length), self.steps_per_epoch - start)
 
         def batch(step: tf.Tensor, gathered: tuple[Any, ...]) -> Any:
             rows = None if context is None else self.rows_of(step, context)
             return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
 
         return self._made(self._decoded(gathered, both, start).enumerate(start), batch)
+
+    def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Any]:
+        """Yield what is read for these rows of each batch of `epoch` from `start` on."""
+        raise NotImplementedError
+
+    def _specs(self, length: int | None) -> Any:
+        """Return the specs of what is read for a batch with so many rows."""
+        raise NotImplementedError
 
     def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
         """Decode what was read, where that is not done by the batch."""

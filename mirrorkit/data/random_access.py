@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.example_form import ExampleForm
@@ -99,18 +98,18 @@ class RandomAccess(Numbered):
                 f"{now} now. Make a new recipe of it."
             )
 
-    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        def batches(rows: RowRanges) -> Iterator[Any]:
-            order, size = self.order(epoch), self.global_batch_size
-            numbers = []
-            for step in range(start, self.steps_per_epoch):
-                first, end = rows[(step + 1) * size > self.num_examples]
-                numbers.append(order[step * size + first : step * size + end])
-            threads = self.processes or self.threads or _THREADS
-            for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
-                yield self._form.element(leaves, own)
+    def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Any]:
+        order, size = self.order(epoch), self.global_batch_size
+        numbers = []
+        for step in range(start, self.steps_per_epoch):
+            first, end = rows[(step + 1) * size > self.num_examples]
+            numbers.append(order[step * size + first : step * size + end])
+        threads = self.processes or self.threads or _THREADS
+        for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
+            yield self._form.element(leaves, own)
 
-        return self._of_generator(batches, self._form.spec, epoch, start, context)
+    def _specs(self, length: int | None) -> Any:
+        return self._form.spec(length)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

@@ -116,10 +116,6 @@ class Streamed(PreparedRecipe):
         return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {versions(self.files)}"
 
     @abc.abstractmethod
-    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        """Return the specs of what is read for a batch with so many examples."""
-
-    @abc.abstractmethod
     def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
         """Yield the rows that are asked for of each batch from `start` on, in the order of the files."""
 
@@ -134,13 +130,12 @@ class Streamed(PreparedRecipe):
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         if self.shuffle:
             self._tell_few_streams(len(self._streams(epoch).pieces), context)
-
-        def read(rows: RowRanges) -> Iterator[Arrays]:
-            return self._shuffled(rows, epoch, start) if self.shuffle else self._as_written(rows, start)
-
         options = tf.data.Options()  # its files are not TensorFlow's to divide
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        return self._of_generator(read, self._specs, epoch, start, context).with_options(options)
+        return super()._dataset(epoch, start, context).with_options(options)
+
+    def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Arrays]:
+        return self._shuffled(rows, epoch, start) if self.shuffle else self._as_written(rows, start)
 
     def _shuffled(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Arrays]:
         """Yield the rows that are asked for of each batch from `start` on."""
