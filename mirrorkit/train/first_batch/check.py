@@ -25,9 +25,7 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
 
     With `again`, return what compares a batch with its parts later in the training.
     """
-    if what in step.checked and not again:
-        return None
-    check = _check_again(step) if again else _check_of(step, what)
+    check = None if what in step.checked and not again else _check_of(step, what, again=again)
     if check is None:
         return None
 
@@ -40,22 +38,19 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
     return checked
 
 
-def _check_of(step: LoopStep, what: FirstOf) -> Check | None:
-    if isinstance(step, Supervised):
-        return _of_step(step, what)
+def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
+    is_cut = step.strategy.num_replicas_in_sync > 1
     if isinstance(step, Custom):
-        skipped = step.strategy.num_replicas_in_sync == 1 or "seeds" in step.unchecked
-        return None if what != "train" or skipped else lambda step, batch, _: require_own_draws(step, batch)
+        is_due = is_cut and what == "train" and not again and "seeds" not in step.unchecked
+        return (lambda step, batch, what: require_own_draws(step, batch)) if is_due else None
     if isinstance(step, KerasStep):
-        skipped = step.strategy.num_replicas_in_sync == 1 or "rows" in step.unchecked
-        return None if what == "predict" or skipped else compare_shares
-    raise NotImplementedError(f"Nothing checks the first batch of a {type(step).__name__}.")
-
-
-def _check_again(step: LoopStep) -> Check | None:
-    if isinstance(step, KerasStep):
-        return _check_of(step, "train")
-    return functools.partial(compare_parts, again=True) if getattr(step, "shards", 1) > 1 else None
+        return compare_shares if is_cut and what != "predict" and "rows" not in step.unchecked else None
+    if what == "predict":
+        is_right = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
+        return compare_parts if is_cut and not is_right else None
+    if again:
+        return functools.partial(compare_parts, again=True) if step.shards > 1 else None
+    return compare_parts
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:
@@ -67,10 +62,3 @@ def _of_users(step: LoopStep) -> Iterator[Any]:
     if isinstance(step, Supervised) and not step.options.takes_batches:
         given = keras.tree.flatten([step.options.losses, step.options.metrics])
         yield from (one for one in given if not isinstance(one, type))
-
-
-def _of_step(step: Supervised, what: FirstOf) -> Check | None:
-    if what != "predict":
-        return compare_parts
-    unchecked = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
-    return None if step.strategy.num_replicas_in_sync == 1 or unchecked else compare_parts

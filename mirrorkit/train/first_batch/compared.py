@@ -27,7 +27,7 @@ class Ran(NamedTuple):
     gradients: list[list[np.ndarray]]  # of each update
     state: dict[str, np.ndarray]  # of what the model's code writes by itself, not through an optimizer, by its path
     logs: Mapping[str, Any]
-    rows: Mapping[str, np.ndarray] = {}  # outputs, with a row for each example
+    rows: Mapping[str, tf.Tensor] = {}  # outputs, with a row for each example
 
 
 def is_loss(name: str) -> bool:
@@ -88,7 +88,7 @@ def but_for_rounding(whole: Ran, parts: Ran, nudged: Ran) -> Ran:
     """
 
     def chosen(one: np.ndarray, other: np.ndarray, control: np.ndarray) -> np.ndarray:
-        return one if _largest(one - other) <= _ROUNDED * _largest(one - control) else other
+        return one if np.all(np.abs(one - other) <= _ROUNDED * _largest(one - control)) else other
 
     updates = zip(whole.gradients, parts.gradients, nudged.gradients, strict=True)
     return parts._replace(gradients=[list(map(chosen, *update)) for update in updates])
@@ -112,8 +112,9 @@ def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return float(np.nan_to_num(apart / max(_norm(one), _norm(other)), nan=np.inf))
 
 
-def _largest(gradient: np.ndarray) -> float:
-    return float(np.max(np.abs(gradient), initial=0.0))
+def _largest(*arrays: np.ndarray) -> float:
+    """Return the size of the largest finite number."""
+    return max(float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array))) for array in arrays)
 
 
 def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
@@ -129,12 +130,12 @@ def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
         return share < SIXTEEN and bool(np.any(one != other))  # of numbers in 16 bits the largest may be another's
     wide = np.complex128 if dtype.is_complex else np.float64
     one, other = one.astype(wide), other.astype(wide)
-    return differ(one, other, share * np.max(np.abs(one), initial=0.0))
+    return differ(one, other, share * _largest(one))
 
 
 def numbers(tensors: Sequence[Any]) -> list[np.ndarray]:
-    """Return them in float64; an output that is None as nothing."""
-    return [np.zeros(0) if tensor is None else np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
+    """Return them in float64."""
+    return [np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
 
 
 def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
@@ -145,8 +146,8 @@ def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
 def near(one: Any, other: Any, share: float) -> bool:
     """Whether two arrays or tensors agree but for a share of the largest number; NaN beside NaN does."""
     one, other = numbers([one, other])
-    size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=share * size + 1e-6, equal_nan=True))
+    rounding = share * _largest(one, other) + 1e-6
+    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=rounding, equal_nan=True))
 
 
 def shown(value: Any) -> str:
@@ -164,9 +165,7 @@ def multiplies_coarsely() -> bool:
 def _moved_apart(*values: np.ndarray, share: float) -> bool:
     """Return whether a variable, from its old value on, went to two places that differ by a share of the way."""
     old, one, other = numbers(values)
-    way = max(np.max(np.abs(one - old), initial=0.0), np.max(np.abs(other - old), initial=0.0))
-    largest = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
-    return differ(one, other, max(share * way, _RESOLUTION * largest))
+    return differ(one, other, max(share * _largest(one - old, other - old), _RESOLUTION * _largest(one, other)))
 
 
 def _norm(values: Sequence[np.ndarray]) -> float:

@@ -24,23 +24,42 @@ LAYERS = (
 )
 
 
-class _Called(NamedTuple):
+class Called(NamedTuple):
     """A pass through the model."""
 
+    outputs: Nest
     calls: list[RecordedCall]
     adding: list[Any]  # layers, which add to the loss
     added: Sequence[tf.Tensor]
 
 
+def called(step: Supervised, x: Nest, *cuts: Sequence[int], training: bool, eager: bool = False) -> Iterator[Called]:
+    """Call the model on inputs that are cut into parts of these sizes; a trace has no `calls`, see `Computed`."""
+    found: list[tuple[list[RecordedCall], list[Any]]] = []
+
+    def of_part(weights: Any, state: Any, rows: Nest) -> Nest:
+        with recorded() as calls:
+            outputs, added = call_model(step.trained, weights, state, rows, training=training)
+        found.append((calls, [layer for layer, _ in added]))
+        return outputs, [value for _, value in added]
+
+    def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
+        return [part for sizes in cuts for part in in_parts(lambda rows: of_part(weights, state, rows), sizes)]
+
+    passes = Computed(step, x, training=training)(of_cuts, eager=eager)
+    for (outputs, added), (calls, adding) in zip(passes, found, strict=True):
+        yield Called(outputs, calls, adding, added)
+
+
 def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str]]:
     """Say in sentences what differs for some rows of inputs, by the name that leaves it unchecked."""
+    count = int(tf.nest.flatten(x)[0].shape[0])
     try:
-        whole, *parts = _called(step, x, training=training)
+        whole, *parts = called(step, x, [count], parts_of(count), training=training, eager=True)
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise
         return {}
-    count = int(tf.nest.flatten(x)[0].shape[0])
     found = _mixing(whole, parts, rounding_of(step.model))
     return {
         "rows": [] if found is None else [_said(step, *found, count, training=training)],
@@ -48,27 +67,7 @@ def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str
     }
 
 
-def _called(step: Supervised, x: Nest, *, training: bool) -> list[_Called]:
-    """Call the model on all rows, and on parts of them."""
-    found: list[tuple[list[RecordedCall], list[Any]]] = []
-    computed = Computed(step, x, training=training)
-    sizes = [computed.count], parts_of(computed.count)
-
-    def of_part(weights: Any, state: Any, rows: Nest) -> Nest:
-        with recorded() as calls:
-            _, added = call_model(step.trained, weights, state, rows, training=training)
-        found.append((calls, [layer for layer, _ in added]))
-        return [value for _, value in added]
-
-    def called(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-        whole, parts = (in_parts(lambda rows: of_part(weights, state, rows), cut) for cut in sizes)
-        return [*whole, *parts]
-
-    added = computed(called, eager=True)
-    return [_Called(*pair, one) for pair, one in zip(found, added, strict=True)]
-
-
-def _mixing(whole: _Called, parts: Sequence[_Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
+def _mixing(whole: Called, parts: Sequence[Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
     """Return the first call, and its output, that for parts of the rows is neither that for all, nor parts of it."""
     # Each pass calls the same layers in the same order: a call of the pass over all rows is beside those of the parts.
     calls = (one.calls for one in (whole, *parts))
@@ -108,7 +107,7 @@ def _said(step: Supervised, call: RecordedCall, output: tf.Tensor, count: int, *
     )
 
 
-def _added(model: KerasModel, whole: _Called, parts: Sequence[_Called], count: int) -> Iterator[str]:
+def _added(model: KerasModel, whole: Called, parts: Sequence[Called], count: int) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
     sizes = parts_of(count)
     for i, (layer, value) in enumerate(zip(whole.adding, whole.added, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
+import zlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from mirrorkit._types import TensorLike
 
 _GOLDEN = (5**0.5 - 1) / 2
-_ROW = 4096  # as far as float32 may add
+_PART = 2**20  # numbers, of which a copy is made
 
 
 def fingerprints(values: Iterable[TensorLike], *, exact: bool = False) -> np.ndarray:
@@ -24,27 +24,25 @@ def fingerprints(values: Iterable[TensorLike], *, exact: bool = False) -> np.nda
     return np.array(found, np.float64).reshape(-1, 2)
 
 
-def _checksum(flat: np.ndarray) -> np.ndarray:
-    return np.frombuffer(hashlib.blake2b(flat.view(np.uint8).data, digest_size=8).digest(), np.uint32)
+def _checksum(flat: np.ndarray) -> tuple[int, int]:
+    return zlib.crc32(flat.view(np.uint8).data), flat.size
 
 
 def _norm_and_sum(flat: np.ndarray) -> tuple[float, float]:
     if np.iscomplexobj(flat):
         flat = flat.view(flat.real.dtype)
-    if flat.dtype != np.float32:  # whole numbers stay exact
-        flat = flat.astype(np.float64)
-    columns = _weights(_ROW).astype(flat.dtype)
-    rows, rest = np.split(flat, [flat.size // _ROW * _ROW])
-    table = rows.reshape(-1, _ROW)
-    squares = np.einsum("ij,ij->i", table, table).sum(dtype=np.float64) + np.dot(rest, rest)
-    sums = np.append(table @ columns, np.dot(rest, columns[: rest.size])).astype(np.float64)
-    return float(np.sqrt(squares)), float(np.dot(sums, 1 + _weights(sums.size) / 2))
+    squares = total = 0.0
+    for number, part in enumerate(np.split(flat, range(_PART, flat.size, _PART))):
+        values = part.astype(np.float64)
+        squares += float(values @ values)
+        total += (1 + number * _GOLDEN % 1) * float(values @ _weights()[: values.size])
+    return float(np.sqrt(squares)), total
 
 
 @functools.cache
-def _weights(size: int) -> np.ndarray:
+def _weights() -> np.ndarray:
     """Return numbers from -1 to 1 of which no two are alike (Weyl's sequence)."""
-    return 2 * (np.arange(1, size + 1) * _GOLDEN % 1) - 1
+    return 2 * (np.arange(1, _PART + 1) * _GOLDEN % 1) - 1
 
 
 def parted(rows: np.ndarray, rounding: np.ndarray | float) -> Iterator[tuple[int, list[int]]]:
@@ -54,13 +52,9 @@ def parted(rows: np.ndarray, rounding: np.ndarray | float) -> Iterator[tuple[int
         rows: fingerprints of all workers, [workers, tensors, 2].
         rounding: by how much they may differ, [tensors] or one number for all.
     """
-    same = _same(rows[:, None], rows[None], np.expand_dims(rounding, -1))  # [workers, workers, tensors]
+    numbers = np.nan_to_num(rows, nan=1e300, posinf=1e301, neginf=-1e301)  # alike where both are not finite
+    apart = np.abs(numbers[:, None] - numbers[None])
+    same = (apart <= np.expand_dims(rounding, -1)).all(-1)  # [workers, workers, tensors]
     for index in np.flatnonzero(~same.all((0, 1))):
         usual = int(np.argmax(same[:, :, index].sum(1)))  # the chief, where no more workers agree with another
         yield int(index), [int(worker) for worker in np.flatnonzero(~same[usual, :, index])]
-
-
-def _same(one: np.ndarray, other: np.ndarray, rounding: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # infinite ones, where equal, differ by NaN
-        close = np.abs(one - other) <= rounding
-    return np.asarray((close | (one == other) | (np.isnan(one) & np.isnan(other))).all(-1))

@@ -1,51 +1,43 @@
 """Check that a model's losses and metrics of some rows are those of parts of them, with other targets too.
 
-Keras's own `compute_loss` and `compute_metrics` are called: with the targets and predictions of some rows, and with
-others.
+The step evaluates predictions that are given: those of some rows, and others.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit import private
-from mirrorkit._types import KerasModel, Nest
+from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.ambient import ambient
-from mirrorkit.train.first_batch.compared import LARGEST, differ, is_loss, numbers
-from mirrorkit.train.first_batch.rows import Computed, InParts
-from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, variants_of
-from mirrorkit.train.keras_model.calling import call_model
+from mirrorkit.train.first_batch.compared import LARGEST, is_loss, near, shown
+from mirrorkit.train.first_batch.culprits import called
+from mirrorkit.train.first_batch.running import PureRuns
+from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, take, variants_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.pure_step import Values, run_pure
-from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.totals.totals import EXAMPLES, LOSS
 
 _EXACT = 1e-5  # rounding of sums in parts of their size, where rows in another order differ by less than a tenth of it
 
 
-def function_faults(step: Supervised, parts: Nest) -> dict[str, list[str]]:
+def function_faults(step: Supervised, parts: Nest, *, training: bool) -> dict[str, list[str]]:
     """Return by log name what is wrong with losses and metrics, of `ROWS` rows that were taken apart."""
     batch = unpack_batch(parts)
     found: dict[str, list[str]] = {}
+    x = few_rows(step.trained, batch.x)
+    seen = tf.nest.flatten(x)[0].shape[0]
     try:
-        x = few_rows(step.trained, batch.x)
-        y_pred = _predicted(step, x)
+        (whole,) = called(step, x, [seen], training=training)
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise; the step, which is run next, will
         return found
-    for rows in variants_of(batch.y, y_pred, batch.weight, tf.nest.flatten(x)[0].shape[0]):
+    for rows in variants_of(batch.y, whole.outputs, batch.weight, seen):
         try:
             for name, difference in _differences(step, rows):
-                if step.strategy.num_replicas_in_sync == 1 and not is_loss(name):
-                    continue  # the parts of an accumulated update are batches to a metric, as in Keras
                 function = step.measured.functions.get(name)
                 found.setdefault(name, [_said(name, f" ({function})" * bool(function), difference, rows)])
         except StepError:
@@ -73,79 +65,39 @@ def _said(name: str, function: str, difference: str, rows: Rows) -> str:
     )
 
 
-def _predicted(step: Supervised, x: Nest) -> Nest:
-    """Return what the model predicts; what it gives in training where it cannot predict, as with RandomCrop."""
+@contextlib.contextmanager
+def _measuring(step: Supervised, rows: Rows) -> Iterator[None]:
+    """Let the step, which is given numbers of rows, evaluate the predictions for these."""
+    model = step.own.model
+    with_loss = not any(map(is_loss, step.options.unchecked))  # else it may fail where metrics do not
 
-    count = tf.nest.flatten(x)[0].shape[0]
+    def test_step(data: tuple[tf.Tensor]) -> dict[str, tf.Tensor]:
+        y, y_pred, masks, weight = take(rows, *data)
+        for one, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                private.get("masking.set_keras_mask")(one, mask)
+        loss = model.compute_loss(None, y, y_pred, weight, training=False) if with_loss else tf.zeros([])
+        model.compute_metrics(None, y, y_pred, weight)
+        return {"loss": loss}
 
-    def outputs(weights: Any, state: Any, in_parts: InParts, training: bool) -> Nest:
-        (found,) = in_parts(lambda x: call_model(step.trained, weights, state, x, training=training)[0], [count])
-        return found
-
+    vars(model)["test_step"] = test_step  # not by assignment, which Keras would track
     try:
-        return Computed(step, x, training=False)(functools.partial(outputs, training=False))
-    except Exception:  # whatever a user's layer may raise
-        return Computed(step, x, training=True)(functools.partial(outputs, training=True))
+        yield
+    finally:
+        del vars(model)["test_step"]
 
 
 def _differences(step: Supervised, rows: Rows) -> Iterator[tuple[str, str]]:
     """Yield by log name how the logs of all rows differ from those of the parts."""
-    sizes = parts_of(ROWS)
-    whole, parts = _measured(step, rows, [[ROWS], sizes])
-    suspects = {}
-    for name, value in whole.items():
-        one, other = numbers([value, parts[name]])
-        size = max(np.max(np.abs(one), initial=0.0), np.max(np.abs(other), initial=0.0))
-        if differ(one, other, _EXACT * size):
-            suspects[name] = one, other, size
-    if not suspects:
-        return
-    (control,) = _measured(step, rows.taken(OTHER_ORDER), [[ROWS]])
-    for name, (one, other, size) in suspects.items():
-        (again,) = numbers([control[name]])
-        rounding = min(10 * np.max(np.abs(again - one), initial=0.0), LARGEST * size)
-        if differ(one, other, rounding):
-            place = np.unravel_index(np.argmax(np.abs(one - other)), one.shape)
-            yield name, f"{one[place]:.6g} in place of {other[place]:.6g} for {' + '.join(map(str, sizes))} rows"
-
-
-def _measured(step: Supervised, rows: Rows, cuts: list[list[int]]) -> list[dict[str, tf.Tensor]]:
-    """Return the logs for all rows in parts of these sizes, for each of the cuts."""
-    model, totals = step.own.model, step.totals
-    computed = Computed(step, rows.present, training=False)
-
-    with_loss = not any(map(is_loss, step.options.unchecked))  # else it may fail where metrics do not
-
-    def measure(rows: Rows) -> dict[str, Any]:
-        return _measure(model, rows, with_loss=with_loss)
-
-    def of_cuts(weights: Any, state: Any, in_parts: InParts) -> list[Nest]:
-        def of_part(part: Nest) -> tf.Tensor:
-            own = rows.like(part)
-            share = Share(
-                0, step.own.replicas, tf.constant(float(own.size)), float(ROWS), 1.0, _no_draws, ambient.draws
-            )
-            given = Values(weights, state, totals.zeros)
-            ran = run_pure(model, measure, given, own, share, gather=lambda rows: rows)
-            return totals.of(ran)
-
-        return [tf.add_n(in_parts(of_part, sizes)) for sizes in cuts]
-
-    found = computed(of_cuts)
-    return [step.logs(one) | {"loss": one[LOSS] / one[EXAMPLES]} for one in found]
-
-
-def _no_draws() -> tf.Tensor:
-    return tf.zeros([2], tf.int64)
-
-
-def _measure(model: KerasModel, rows: Rows, *, with_loss: bool) -> dict[str, Any]:
-    """Do what Keras's `test_step` does, with predictions that are given."""
-    for y_pred, mask in zip(tf.nest.flatten(rows.y_pred), rows.masks, strict=True):
-        if mask is not None:
-            private.get("masking.set_keras_mask")(y_pred, mask)
-    loss = tf.zeros([])
-    if with_loss:
-        loss = model.compute_loss(None, rows.y, rows.y_pred, rows.weight, training=False)
-    model.compute_metrics(None, rows.y, rows.y_pred, rows.weight)
-    return {"loss": loss}
+    with _measuring(step, rows):
+        whole, parts = PureRuns(step, (tf.range(ROWS),), "test").both()
+        suspects = [name for name, log in parts.logs.items() if not near(whole.logs[name], log, _EXACT)]
+        if not suspects:
+            return
+        again = PureRuns(step, (tf.constant(OTHER_ORDER),), "test").whole()
+    for name in suspects:
+        one, other = whole.logs[name], parts.logs[name]
+        share = _EXACT if near(one, again.logs[name], _EXACT / 10) else LARGEST
+        if not near(one, other, share):
+            sizes = " + ".join(map(str, parts_of(ROWS)))
+            yield name, f"{shown(one)} in place of {shown(other)} for {sizes} rows"

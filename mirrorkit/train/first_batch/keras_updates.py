@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -19,15 +18,15 @@ _UPDATES = 12  # what one leaves behind shows in the next, or where it counts th
 _SIDE = 3  # of weights, at most; and so many alike, which are joined
 
 
-def update_faults(optimizer: KerasOptimizer) -> Iterator[str]:
-    """Compare both on small weights of the ranks and names that the optimizer has.
+def update_fault(optimizer: KerasOptimizer) -> str | None:
+    """Return how both differ on small weights of the ranks and names that the optimizer has.
 
     Keras's own optimizers are compared by this library's tests. One that its own configuration does not make again is
     not compared.
     """
     kind = type(optimizer)
     if kind.__module__.startswith("keras."):
-        return
+        return None
     names = {tuple(min(size, _SIDE) for size in weight.shape): weight.name for weight in trainable_variables(optimizer)}
     shapes = [shape for shape in names for _ in range(_SIDE)]
     rng = np.random.default_rng(0)
@@ -43,15 +42,15 @@ def update_faults(optimizer: KerasOptimizer) -> Iterator[str]:
         _log.info(
             "%s could not be compared with its apply_gradients: %s: %s", kind.__name__, type(error).__name__, error
         )
-        return
+        return None
     for value, variable in zip(values, kept, strict=True):
         if not near(value, variable.value, LARGEST):
-            yield (
+            return (
                 f"{_UPDATES} updates of {kind.__name__} move weights of the shape {list(variable.shape)} to "
                 f"{shown(value)}, its apply_gradients to {shown(variable.value)}: it keeps something where an update "
                 "does not see it. Keep it in add_variable or add_variable_from_reference."
             )
-            return
+    return None
 
 
 def _after(optimizer: KerasOptimizer, gradients: list[list[np.ndarray]]) -> list[tf.Tensor]:

@@ -22,11 +22,10 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
-from mirrorkit.strategy import num_workers
 from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
 from mirrorkit.train.first_batch.functions import function_faults
-from mirrorkit.train.first_batch.keras_updates import update_faults
+from mirrorkit.train.first_batch.keras_updates import update_fault
 from mirrorkit.train.first_batch.replica_runs import ReplicaRuns
 from mirrorkit.train.first_batch.rows import in_float32
 from mirrorkit.train.first_batch.running import PureRuns, predicted
@@ -62,9 +61,8 @@ def compare_shares(step: KerasStep, batch: Batch, what: FirstOf) -> bool:
 
     Returns whether there were rows that can tell a difference: of fewer than there are replicas each computes all.
     """
-    replicas, parts = step.strategy.num_replicas_in_sync, batch
-    if num_workers(step.strategy) > 1:  # of which each may have rows of its own
-        parts = rows_of_chief(step.strategy, batch, max(ROWS, _SETS * (replicas + 1)))
+    replicas = step.strategy.num_replicas_in_sync
+    parts = rows_of_chief(step.strategy, batch, max(ROWS, _SETS * (replicas + 1)))
     if _size(parts) < replicas:
         return False
     with in_float32(step.model):
@@ -85,14 +83,14 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
     else:
         parts = step.unpack(batch).present
         step.prepare(batch, what)
-        _require_known(step, step.options.unchecked)
-    if what == "train" and not again and "keras" not in step.options.unchecked:
-        for found in update_faults(step.optimizer):
-            raise StepError(f"The step does not do what Keras's fit does: {found}")
+        _require_known(step)
+    is_compared = what == "train" and not again and "keras" not in step.options.unchecked
+    if is_compared and (fault := update_fault(step.optimizer)):
+        raise StepError(f"The step does not do what Keras's fit does: {fault}")
     shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
     if shards == 1:
         return True
-    if num_workers(step.strategy) > 1 and what != "predict":  # each may have rows of its own: all come to one verdict
+    if what != "predict":
         parts = rows_of_chief(step.strategy, parts, ROWS)
     if _size(parts) < (2 if step.options.runs_keras else 1):
         return False
@@ -102,7 +100,7 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
     )
     with in_float32(step.trained):
         if is_first:
-            require_same_results(step, batch, training=what == "train")
+            require_same_results(step, parts, training=what == "train")
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
             outside_replica(functools.partial(compare, step, parts, what))
     return is_telling(parts)
@@ -112,10 +110,11 @@ def _size(parts: Nest | None) -> int:
     return 0 if parts is None else int(tf.nest.flatten(parts)[0].shape[0])
 
 
-def _require_known(step: Supervised, unchecked: Sequence[str]) -> None:
-    of_steps = {"rows", "state", "keras"}
-    known = of_steps if step.options.runs_keras else {*of_steps, "add_loss", "loss", *step.totals.names}
-    if unknown := sorted(set(unchecked) - known):
+def _require_known(step: Supervised) -> None:
+    known = {"rows", "state", "keras"}
+    if not step.options.runs_keras:
+        known |= {"add_loss", "loss", *step.totals.names}
+    if unknown := sorted(set(step.options.unchecked) - known):
         raise StepError(f"unchecked={unknown} names no check; the checks are {', '.join(sorted(known))}.")
 
 
@@ -134,14 +133,13 @@ def _compare(step: Supervised, parts: Nest, what: FirstOf, *, with_functions: bo
     unchecked = step.options.unchecked
     found: dict[str, list[str]] = {}
     if with_functions and not step.options.takes_batches:
-        found = function_faults(step, some_rows(parts))
+        found = function_faults(step, some_rows(parts), training=what == "train")
     differences = _differences(step, parts, what)
     if differences:
         # Losses and layers explain gradients and logs; what neither explains is told as it is.
         found |= _blamed(step, parts, what, differences)
-        is_explained = any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss"))
-        rest = [f"The step {text}" for name, text in differences if name not in found]
-        found["rows"] = found["rows"] if is_explained else rest
+        if not any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss")):
+            found["rows"] = [f"The step {text}" for name, text in differences if name not in found]
     names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
     if names:
         texts = itertools.chain(*(found[name] for name in names))

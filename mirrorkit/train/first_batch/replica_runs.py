@@ -75,13 +75,9 @@ class ReplicaRuns:
             return [list(gradients) for gradients in applied]
 
         applied: list[Any] = []
-        function: Any = tf.function(on_all, autograph=False)
-
-        def compiled(batch: Batch) -> Nest:
-            return function.get_concrete_function(batch)(*tf.nest.flatten(batch))
-
         # To compile takes longer than to run once, but for recurrent layers, of which each time step is a layer.
-        run = compiled if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)) else on_all
+        is_long = any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model))
+        run: Any = tf.function(on_all, autograph=False) if is_long else on_all
         with unchanged(step.variables):
             step.begin(what)
             with at_rest(step.model):

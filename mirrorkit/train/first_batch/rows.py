@@ -73,10 +73,8 @@ class Computed:
         with ambient.set(seeds=outside), at_rest(model) if self._training else contextlib.nullcontext():
             is_long = self._longest > _LONG and any(isinstance(one, keras.layers.RNN) for one in layers_of(model))
             if placed or (is_long and not eager):
-                traced = tf.function(placed(function) if placed else function, autograph=False)
-                found = traced.get_concrete_function(*given)(*given)
-            else:
-                found = function(*given)
+                function = tf.function(placed(function) if placed else function, autograph=False)
+            found = function(*given)
         self.all_draws_known &= not outside
         return found
 

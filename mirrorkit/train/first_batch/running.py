@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from mirrorkit.train.first_batch.sampled_rows import parts_of
 from mirrorkit.train.keras_model.calling import value_scope
 from mirrorkit.train.keras_model.layer_state import is_seed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, folded
-from mirrorkit.train.step.changing import dense
+from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.loop_step import FirstOf, Pass
@@ -31,34 +30,24 @@ _FIRST = np.zeros(2, np.int64)  # the place of the first shard of the first step
 _LARGE = 2**20  # numbers in a gradient; several are compared, and they would take more memory than a step
 
 
-class PureRuns:
+class PureRuns(Computed):
     """Runs a step that is a function of values on some rows, on one device.
 
     Attributes:
         before: the layer state; None where predictions are compared.
-        all_draws_known: whether each draw so far could be made by rows; otherwise other seeds may give other results.
-        weights: the names of the weights that have gradients; after a run.
+        weights: the names of the weights whose gradients a run gives.
     """
 
     def __init__(self, step: Supervised, rows: Nest, what: FirstOf) -> None:
-        self._step, self._what = step, what
-        self._computed = Computed(step, rows, training=what == "train")
-        self.before = None if what == "predict" else _state_by_path(step, self._computed.values.state)
-
-    @property
-    def all_draws_known(self) -> bool:
-        """See above."""
-        return self._computed.all_draws_known
-
-    @property
-    def weights(self) -> list[str]:
-        """See above."""
-        return [path(weight) for weight in self._step.functions.weights_with_gradient] if self._what == "train" else []
+        super().__init__(step, rows, training=what == "train")
+        self._what = what
+        self.before = None if what == "predict" else _state_by_path(step, self.values.state)
+        self.weights = [path(weight) for weight in step.functions.weights] if what == "train" else []
 
     def both(self) -> tuple[Ran, Ran]:
         """Return what the step comes to on all rows, and on parts of them with the logs that are to be compared."""
-        count, options = self._computed.count, self._step.options
-        whole, parts = self._run([[count], parts_of(count)])
+        options = self._step.options
+        whole, parts = self._run([[self.count], parts_of(self.count)])
         # The parts of an accumulated update are batches to a metric, as in Keras.
         with_metrics = self._step.strategy.num_replicas_in_sync > 1 or options.runs_keras
         names = [name for name in parts.logs if name not in options.unchecked and (with_metrics or is_loss(name))]
@@ -66,30 +55,26 @@ class PureRuns:
 
     def whole(self, *, nudge: bool = False, other_seeds: bool = False) -> Ran:
         """Return the same on all rows, perhaps with weights of which the last digits are others."""
-        state = self._computed.other_seeds if other_seeds else None
-        (whole,) = self._run([[self._computed.count]], state=state, nudge=nudge_of(self._step.model) if nudge else 0.0)
+        eps = nudge_of(self._step.model) if nudge else 0.0
+        (whole,) = self._run([[self.count]], state=self.other_seeds if other_seeds else None, nudge=eps)
         return whole
 
     def _run(
         self, cuts: Sequence[Sequence[int]], *, state: Sequence[tf.Tensor] | None = None, nudge: float = 0.0
     ) -> list[Ran]:
         """Return what the step comes to where the rows are cut into parts of these sizes, for each cut."""
-        step, what, computed = self._step, self._what, self._computed
-        functions, total = step.functions, tf.constant(float(computed.count))
+        step, what = self._step, self._what
 
         def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-            scale = [tf.ones_like(value) for value in computed.values.scale]  # the real one may overflow at first
+            scale = [tf.ones_like(value) for value in self.values.scale]  # the real one may overflow at first
             weights = [nudged(weight, nudge) for weight in weights] if nudge else weights
-            values = computed.values._replace(weights=weights, state=state, scale=scale)
+            values = self.values._replace(weights=weights, state=state, scale=scale)
             if what == "predict":
                 return [_outputs(step, values, in_parts, sizes) for sizes in cuts]
-            compute = _whole if what == "train" and step.is_whole else functools.partial(_sums, what)
-            return [compute(functions, values, in_parts, sizes, total) for sizes in cuts]
+            return [_sums(step, what, values, in_parts, sizes) for sizes in cuts]
 
-        as_ran = (
-            functools.partial(_predicted, computed.count) if what == "predict" else functools.partial(_trained, step)
-        )
-        return [as_ran(one) for one in computed(of_cuts, state)]
+        found = self(of_cuts, state)
+        return [Ran([], {}, {}, one) if what == "predict" else _trained(step, one) for one in found]
 
 
 def _state_by_path(step: Supervised, state: Sequence[tf.Tensor]) -> dict[str, np.ndarray]:
@@ -101,24 +86,9 @@ def _state_by_path(step: Supervised, state: Sequence[tf.Tensor]) -> dict[str, np
 def _trained(step: Supervised, found: Nest) -> Ran:
     gradients, state, totals = found
     logs = {name: np.asarray(value) for name, value in step.logs(totals).items()}
-    logs.setdefault("loss", np.asarray(totals[LOSS] / totals[EXAMPLES]))
+    if not (step.options.runs_keras and "loss" in logs):
+        logs["loss"] = np.asarray(totals[LOSS] / totals[EXAMPLES])
     return Ran([[np.asarray(one) for one in gradients]], _state_by_path(step, state), logs)
-
-
-def _predicted(count: int, parts: list[Nest]) -> Ran:
-    """Put outputs one behind the other; refuse those without rows."""
-    by_path: dict[str, list[Any]] = {}
-    for outputs in parts:
-        for names, output in keras.tree.flatten_with_path(outputs):
-            name = "/".join(map(str, names))
-            if not tf.is_tensor(output) or output.shape.rank == 0:
-                found = f"the shape {output.shape}" if tf.is_tensor(output) else repr(output)
-                raise StepError(
-                    f"{predicted(name, count)} is {found}. Every output needs a row for each row of the batch: return "
-                    "tensors [rows, ...], or leave it out."
-                )
-            by_path.setdefault(name, []).append(np.asarray(output))
-    return Ran([], {}, {}, {name: np.concatenate(outputs) for name, outputs in by_path.items()})
 
 
 def predicted(name: str, count: int) -> str:
@@ -126,49 +96,52 @@ def predicted(name: str, count: int) -> str:
     return "What the model predicts" + f" as {name!r}" * bool(name) + f" for {count} rows"
 
 
-def _outputs(step: Supervised, values: Any, in_parts: InParts, sizes: Sequence[int]) -> list[Nest]:
-    def of_part(rows: Nest) -> Nest:
+def _outputs(step: Supervised, values: Any, in_parts: InParts, sizes: Sequence[int]) -> dict[str, tf.Tensor]:
+    """Return the outputs by their paths, those of all parts one behind the other; refuse those without rows."""
+
+    def of_part(rows: Nest) -> dict[str, tf.Tensor]:
         with value_scope(step.trained, values.weights, values.state):
-            return step.outputs(rows)
+            outputs = keras.tree.flatten_with_path(step.outputs(rows))
+        found = {"/".join(map(str, names)): output for names, output in outputs}
+        for name, output in found.items():
+            if not tf.is_tensor(output) or output.shape.rank == 0:
+                shown = f"the shape {output.shape}" if tf.is_tensor(output) else repr(output)
+                raise StepError(
+                    f"{predicted(name, sum(sizes))} is {shown}. Every output needs a row for each row of the batch: "
+                    "return tensors [rows, ...], or leave it out."
+                )
+        return found
 
-    return in_parts(of_part, sizes)
+    parts = in_parts(of_part, sizes)
+    return {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
 
 
-def _sums(
-    what: Pass, functions: Functions, values: Any, in_parts: InParts, sizes: Sequence[int], total: tf.Tensor
-) -> Nest:
-    """Return gradients, layer state and totals of all parts."""
-    found: list[ShardSums] = in_parts(lambda rows: functions.shard_sums(what, values, rows, _FIRST, total), sizes)
+def _sums(step: Supervised, what: Pass, values: Changing, in_parts: InParts, sizes: Sequence[int]) -> Nest:
+    """Return mean gradients, layer state and totals of all parts."""
+    functions, count = step.functions, tf.constant(float(sum(sizes)))
+    # A loss over the whole batch has a gradient that goes through what parts gather of each other.
+    is_whole = step.is_whole and what == "train"
+    minimized: list[tf.Tensor] = []
+
+    def of_part(rows: Nest) -> ShardSums:
+        if not is_whole:
+            return functions.shard_sums(what, values, rows, _FIRST, count)
+        seeded = functions.state.seeded(values.state, _FIRST)
+        ran = functions.run("train", values, seeded, rows, _FIRST, count)
+        totals = functions.totals.of(ran, ran.scope.share.fraction)
+        minimized.append(ran.scope.minimized)
+        return ShardSums([], [], functions.state.sums(seeded, ran.state, lambda: totals[EXAMPLES]), totals)
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        if is_whole:
+            tape.watch(values.weights)
+        found: list[ShardSums] = in_parts(of_part, sizes)
+        loss = tf.add_n(minimized) if is_whole else None
     totals = tf.add_n([one.totals for one in found])
-    of_parts = [_dense(functions, one.gradients[0]) for one in found]
-    sums = [tf.add_n(of_weight) for of_weight in zip(*of_parts, strict=True)]
-    return _means(sums, totals), _state(functions, values.state, [one.state for one in found], totals), totals
-
-
-def _whole(functions: Functions, values: Any, in_parts: InParts, sizes: Sequence[int], total: tf.Tensor) -> Nest:
-    """Return the same of a loss over the whole batch, whose gradient goes through what parts gather of each other."""
-    seeded = functions.state.seeded(values.state, _FIRST)
-
-    def of_part(rows: Nest) -> Any:
-        ran = functions.run("train", values, seeded, rows, _FIRST, total)
-        return ran, functions.totals.of(ran, ran.scope.share.fraction)
-
-    with tf.GradientTape() as tape:
-        tape.watch(values.weights)
-        found = in_parts(of_part, sizes)
-        totals = tf.add_n([of_part for _, of_part in found])
-        loss = tf.add_n([ran.scope.minimized for ran, _ in found])
-    means = _means(_dense(functions, tape.gradient(loss, values.weights)), totals)
-    state = [functions.state.sums(seeded, ran.state, functools.partial(_examples, own)) for ran, own in found]
-    return means, _state(functions, values.state, state, totals), totals
-
-
-def _means(sums: Sequence[tf.Tensor], totals: tf.Tensor) -> list[tf.Tensor]:
-    return [one / tf.cast(totals[DIVISOR], one.dtype) for one in sums]
-
-
-def _examples(totals: tf.Tensor) -> tf.Tensor:
-    return totals[EXAMPLES]
+    of_parts = [tape.gradient(loss, values.weights)] if is_whole else [one.gradients[0] for one in found]
+    sums = [tf.add_n(of_weight) for of_weight in zip(*(small(functions, one) for one in of_parts), strict=True)]
+    means = [one / tf.cast(totals[DIVISOR], one.dtype) for one in sums]
+    return means, _state(functions, values.state, [one.state for one in found], totals), totals
 
 
 def _state(
@@ -181,23 +154,17 @@ def _state(
     return [old if after is None else after for old, after in zip(before, new, strict=True)]
 
 
-def _dense(functions: Functions, gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """Return gradients as they are compared, but for those that are None."""
-    of_weights = [
-        tf.IndexedSlices(one.values, one.ids) if isinstance(one, SparseGradient) else one for one in gradients
-    ]
-    return [one for one in small(functions, enumerate(of_weights)) if one is not None]
+def small(functions: Functions, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the gradients of all weights as they are compared: large ones in few rows, see `folded`; None as 0."""
 
-
-def small(
-    functions: Functions, gradients: Iterable[tuple[int, tf.Tensor | tf.IndexedSlices | None]]
-) -> list[tf.Tensor | None]:
-    """Return gradients, each with the number of its weight; large ones in few rows, see `folded`."""
-
-    def compared(weight: int, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-        shape = functions.shapes[weight]
-        if weight in functions.tables:  # it may be by rows in one computation, and dense in the other
+    def compared(weight: int, gradient: Any) -> tf.Tensor:
+        if gradient is None:
+            return tf.zeros([1])
+        if isinstance(gradient, SparseGradient):
+            gradient = tf.IndexedSlices(gradient.values, gradient.ids)
+        if weight in functions.tables:
             return folded(gradient)
-        return folded(dense(gradient, shape)) if math.prod(shape) > _LARGE else dense(gradient, shape)
+        whole = dense(gradient, functions.shapes[weight])
+        return folded(whole) if math.prod(whole.shape) > _LARGE else whole
 
-    return [None if gradient is None else compared(i, gradient) for i, gradient in gradients]
+    return [compared(weight, gradient) for weight, gradient in enumerate(gradients)]

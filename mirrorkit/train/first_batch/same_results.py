@@ -6,20 +6,18 @@ the same names; then weights would not part, since all workers apply the same up
 
 from __future__ import annotations
 
-import json
+import io
 import logging
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._keras import keras
 from mirrorkit._types import Nest
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers, of_chief, require_same
 from mirrorkit.train.first_batch.compared import SIXTEEN, multiplies_coarsely, rounding_of
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.first_batch.running import PureRuns
 from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import path, unchanged
@@ -29,76 +27,62 @@ _log = logging.getLogger("mirrorkit")
 _ROWS = 4
 
 
-def require_same_results(step: Supervised, batch: Nest, *, training: bool) -> None:
-    """Refuse workers that compute different numbers for the chief's first rows. Collective.
+def require_same_results(step: Supervised, parts: Nest, *, training: bool) -> None:
+    """Refuse workers that compute different numbers for the same rows. Collective.
 
     Each worker computes alone, on its first device. Numbers may differ by what processors round differently.
 
     Args:
         step: the step.
-        batch: a global batch; only the chief's is looked at.
+        parts: the chief's rows, taken apart, of which a few are looked at.
         training: whether to compare gradients too.
     """
     strategy = step.strategy
     if num_workers(strategy) == 1:
         return
-    rows = rows_of_chief(strategy, batch, _ROWS)
-    if rows is None:
-        return
-    weights = step.values().weights if training else []
+    weights = step.functions.weights if training else []
+    own = np.zeros([1 + len(weights), 2])
     try:
+        rows = tf.nest.map_structure(lambda one: one[:_ROWS], parts)
         with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            own = outside_replica(lambda: _computed(step, rows, training))
+            ran = outside_replica(lambda: PureRuns(step, rows, "train" if training else "test").whole())
+        own[0] = ran.logs["loss"]
+        own[1:] = fingerprints(*ran.gradients)
     except StepError:
         raise
     except Exception as error:  # whatever a user's layer may raise
         _log.warning("Whether all workers compute the same could not be seen: %s: %s", type(error).__name__, error)
-        own = np.full([1 + len(weights), 2], np.nan)
+        own[:] = np.nan
     every = arrays_of_all_workers(strategy, own)
     if np.isnan(every).all((1, 2)).any():
         return  # one of them could not see it
     share = SIXTEEN if multiplies_coarsely() else rounding_of(step.model)
     # The sum of what rows give may be near 0, and a gradient that should be 0 is nothing but rounding.
-    sizes = np.full(1 + len(weights), np.nanmax(every[:, 1:], initial=0.0))
+    sizes = np.full(len(own), np.nanmax(every[:, 1:], initial=0.0))
     sizes[0] = max(_ROWS, np.nanmax(np.abs(every[:, 0])))
     for index, workers in parted(every, share * sizes):
-        what = f"the gradient of {path(step.variables[index - 1])!r}" if index else "the loss"
+        what = f"the gradient of {path(weights[index - 1])!r}" if index else "the loss"
         raise ClusterError(_said(list(addresses(strategy)), workers, what, every[:, index, 0]))
 
 
-def _computed(step: Supervised, rows: Nest, training: bool) -> np.ndarray:
-    """Return the loss, twice, and the fingerprints of its gradient."""
-
-    def compute(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest) -> tuple[tf.Tensor, list[Any]]:
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss = step.objective(weights, state, rows, 0, training=training)
-        return loss, tape.gradient(loss, weights) if training else []
-
-    if any(isinstance(layer, keras.layers.RNN) for layer in layers_of(step.model)):
-        compute = tf.function(compute, autograph=False)  # each time step would take as long as a layer
-    values = step.values()
-    loss, gradients = compute(list(values.weights), list(values.state), rows)
-    dense = [tf.zeros([1]) if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-    return np.concatenate([np.full([1, 2], float(loss)), fingerprints(dense)])
-
-
 def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> Nest | None:
-    """Return the first rows of the chief's batch on every worker; None where they are not all numbers."""
+    """Return the first rows of the chief's batch on every worker; None where they are not all numbers.
+
+    A single worker has the whole batch.
+    """
+    if num_workers(strategy) == 1:
+        return batch
     flat = tf.nest.flatten(batch)
     kinds = [f"{type(one).__name__} {one.dtype.name} of rank {one.shape.rank}" for one in flat]
     require_same(strategy, "first batch", {f"tensor {number}": kind for number, kind in enumerate(kinds)})
     if not all(isinstance(one, tf.Tensor) and _is_number(one.dtype) for one in flat):  # ragged, sparse, strings
         return None
-    own = [np.asarray(tensor[:count]) for tensor in flat]
-    shapes = json.loads(of_chief(strategy, json.dumps([array.shape for array in own]).encode()))
-    data = of_chief(strategy, b"".join(array.tobytes() for array in own))
-    rows, begin = [], 0
-    for array, shape in zip(own, shapes, strict=True):
-        size = int(np.prod(shape)) * array.itemsize
-        rows.append(tf.constant(np.frombuffer(data[begin : begin + size], array.dtype).reshape(shape)))
-        begin += size
-    return tf.nest.pack_sequence_as(batch, rows)
+    own = io.BytesIO()
+    np.savez(own, *(np.asarray(tensor[:count]) for tensor in flat))
+    rows = np.load(io.BytesIO(of_chief(strategy, own.getvalue()))).values()
+    # NumPy keeps of bfloat16 no more than its size.
+    tensors = [tf.constant(array.view(one.dtype.as_numpy_dtype)) for array, one in zip(rows, flat, strict=True)]
+    return tf.nest.pack_sequence_as(batch, tensors)
 
 
 def _is_number(dtype: tf.DType) -> bool:

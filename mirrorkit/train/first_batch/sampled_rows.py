@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -59,30 +60,14 @@ class Rows(NamedTuple):
     masks: list[tf.Tensor | None]
     weight: Nest
 
-    @property
-    def present(self) -> list[tf.Tensor]:
-        """All tensors."""
-        return [one for one in tf.nest.flatten(tuple(self)) if one is not None]
-
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return int(self.present[0].shape[0])
-
-    def like(self, present: list[tf.Tensor]) -> Rows:
-        """Return others in the same structure."""
-        rest = iter(present)
-        flat = [None if one is None else next(rest) for one in tf.nest.flatten(tuple(self))]
-        return Rows(*tf.nest.pack_sequence_as(tuple(self), flat))
-
-    def taken(self, rows: TensorLike) -> Rows:
-        """Return these rows."""
-        return self.like(take(self.present, rows))
-
 
 def take(nest: Nest, rows: TensorLike) -> Nest:
     """Return these rows of each tensor in a nest."""
-    return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.gather(tensor, rows), nest)
+    return _each(lambda one: tf.gather(one, rows), nest)
+
+
+def _each(change: Callable[[tf.Tensor], tf.Tensor], nest: Nest) -> Nest:
+    return tf.nest.map_structure(lambda one: None if one is None else change(one), nest)
 
 
 def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows]:
@@ -97,34 +82,26 @@ def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows
     given = [one for one in tf.nest.flatten(y_pred) if one is not None]
     if any(one.shape[:1] != [seen] for one in given):  # its rows are not examples
         return
-    every, rng = np.arange(ROWS) % seen, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
-    masks = [None if mask is None else tf.gather(mask, every) for mask in masks]
-    rows = Rows(y, take(y_pred, every), masks, weight)
+    y_pred, masks = take((y_pred, masks), np.arange(ROWS) % seen)
+    rows = Rows(y, y_pred, masks, weight)
+    yield rows
+    rows = rows._replace(y=_each(lambda one: tf.constant(rng.choice(kinds_of(one), ROWS), one.dtype), y))
     yield rows
 
-    def drawn(one: tf.Tensor | None) -> tf.Tensor | None:
-        return None if one is None else tf.constant(rng.choice(kinds_of(one), ROWS), one.dtype)
+    def weighed(one: tf.Tensor) -> tf.Tensor:
+        return tf.cast(one, tf.float32) * rng.uniform(0.5, 1.5, one.shape).astype("float32")
 
-    def with_zeros(one: tf.Tensor | None) -> tf.Tensor | None:
-        return None if one is None else tf.where(rng.uniform(size=one.shape) < 0.7, one, tf.zeros_like(one))
+    def with_zeros(one: tf.Tensor) -> tf.Tensor:  # as padding is
+        return tf.where(rng.uniform(size=one.shape) < 0.7, one, tf.zeros_like(one))
 
-    rows = rows._replace(y=tf.nest.map_structure(drawn, y))
-    yield rows
-    if weight is not None:
-        weight = tf.nest.map_structure(
-            lambda one: tf.cast(one, tf.float32) * rng.uniform(0.5, 1.5, one.shape).astype("float32"), weight
-        )
-    masks = [None if mask is None else tf.constant(rng.uniform(size=mask.shape) < 0.6) for mask in masks]
+    masks = _each(lambda one: tf.constant(rng.uniform(size=one.shape) < 0.6), rows.masks)
+    rows = rows._replace(masks=masks, weight=_each(weighed, weight))
     for share in (0.5, 1.0):
-
-        def changed(one: tf.Tensor | None, share: float = share) -> tf.Tensor | None:
-            if one is None:
-                return None
-            return tf.cast(_other_predictions(np.asarray(tf.cast(one, tf.float32)), rng, share), one.dtype)
-
-        y = rows.y if share < 1 else tf.nest.map_structure(with_zeros, rows.y)  # as padding is
-        yield rows._replace(y=y, y_pred=tf.nest.map_structure(changed, rows.y_pred), masks=masks, weight=weight)
+        changed = functools.partial(_other_predictions, rng, share)
+        y = rows.y if share < 1 else _each(with_zeros, rows.y)
+        yield rows._replace(y=y, y_pred=_each(changed, rows.y_pred))
 
 
 def kinds_of(y: tf.Tensor) -> np.ndarray:
@@ -133,13 +110,13 @@ def kinds_of(y: tf.Tensor) -> np.ndarray:
     return targets if np.size(targets[0]) > _LABEL else np.unique(targets, axis=0)
 
 
-def _other_predictions(y_pred: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+def _other_predictions(rng: np.random.Generator, share: float, given: tf.Tensor) -> tf.Tensor:
     """Give other classes to a share of the rows; with a single column let them change sides (1 - p, or -z)."""
+    y_pred = np.asarray(tf.cast(given, tf.float32))
     turned = rng.uniform(size=[len(y_pred), *[1] * (y_pred.ndim - 1)]) < share
     if y_pred.ndim > 1 and y_pred.shape[-1] > 1:
-        turns = rng.integers(1, y_pred.shape[-1], len(y_pred))
-        other = np.stack([np.roll(row, turn, axis=-1) for row, turn in zip(y_pred, turns, strict=True)])
+        other = np.roll(y_pred, 1, axis=-1)
     else:
         is_share = y_pred.size and np.min(y_pred) >= 0 and np.max(y_pred) <= 1
         other = 1 - y_pred if is_share else -y_pred
-    return np.where(turned, other, y_pred)
+    return tf.cast(np.where(turned, other, y_pred), given.dtype)

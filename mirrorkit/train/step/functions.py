@@ -45,7 +45,8 @@ class Functions:
     Attributes:
         state: the layer state.
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
-        shapes: of the weights.
+        weights: those that it trains.
+        shapes: of these.
         replicas: for each kind of pass, how replicas share a batch in it.
     """
 
@@ -68,7 +69,8 @@ class Functions:
         self._options = options
         self.state = state
         self.tables = apply.tables
-        self.shapes = [tuple(weight.shape) for weight in variables.weights]
+        self.weights = list(variables.weights)
+        self.shapes = [tuple(weight.shape) for weight in self.weights]
         self._variables, self._averages, self._transforms = variables, averages, transforms
         self._clock, self._shards = clock, own.replicas * options.accumulate
         self._devices = devices
@@ -82,7 +84,6 @@ class Functions:
         self._facts: dict[Pass, TraceFacts] = {}
         # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
         self._scales = not (own.by_user and overrides(own.model, "train_step"))
-        self._depends: list[bool] = []  # of each weight, whether the loss does
 
     def _communicate(self, what: Pass, *, communicate: bool) -> None:
         """Say whether replicas communicate in a pass: then it must be traced on each replica."""
@@ -137,11 +138,6 @@ class Functions:
         read = traced.variables if isinstance(traced, TraceOnce) else []
         return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]
 
-    @property
-    def weights_with_gradient(self) -> list[Variable]:
-        """Those of them on which the loss depends; known once the step was traced, or run."""
-        return [weight for weight, has in zip(self._variables.weights, self._depends, strict=True) if has]
-
     def sums(
         self,
         what: Pass,
@@ -159,7 +155,7 @@ class Functions:
         is how many rows the whole batch has, where that must be known.
         """
         traced, communicate = self._traced[what], self.replicas[what].communicate
-        like, by_rows = None, functools.partial(sent_by_rows, weights=self._variables.weights, always=self._apply.lazy)
+        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self._apply.lazy and what == "train":
@@ -213,8 +209,6 @@ class Functions:
             )
         except NotAFunction as why:
             raise self._refused(what, why) from why
-        if what == "train":
-            self._depends = [gradient is not None for gradient in ran.gradients]
         if scale is not None and not ran.scope.is_scaled:
             raise StepError(
                 f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
@@ -286,7 +280,7 @@ class Functions:
             return None
         rows = as_rows(gradient, unscale) if may_be_rows else None
         if rows is None and self._apply.lazy and weight in self.tables:
-            raise needs_rows(f"the gradient of {self._variables.weights[weight].path!r} is not by rows")
+            raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
         return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:

@@ -314,19 +314,14 @@ class Supervised(LoopStep):
             raise self._assigned_outside(lost)
         return outputs
 
-    def objective(
-        self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int, *, training: bool = True
-    ) -> tf.Tensor:
+    def objective(self, weights: list[tf.Tensor], state: list[tf.Tensor], rows: Batch, shard: int) -> tf.Tensor:
         """Return what a training step on a shard minimizes, computed eagerly with these values; for `mk.checks`."""
-        what: Pass = "train" if training else "test"
-        self.prepare(rows, what)
+        self.prepare(rows)
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
         parts, values = self.unpack(rows).present, self.values()._replace(weights=weights, state=state)
         values = values._replace(scale=[tf.ones_like(one) for one in values.scale])
-        ran = self.functions.run(
-            what, values, self._layer_state.seeded(state, place), parts, place, count_examples(parts)
-        )
-        return ran.scope.minimized if training else ran.logs["loss"]
+        seeded = self._layer_state.seeded(state, place)
+        return self.functions.run("train", values, seeded, parts, place, count_examples(parts)).scope.minimized
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
 
-SIZES = [0, 1, 7, 4096, 4097, 20_000]
+SIZES = [0, 1, 7, 4096, 2**20, 2**20 + 1, 2_500_000]
 
 
 def number_of(size: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import pytest
 from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
 from training_helpers import sequential
 
+import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
@@ -41,6 +42,15 @@ def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> No
         check(loop, X, BINARY)
     again = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
     check(again, X, BINARY)
+
+
+def test_a_metric_of_a_model_that_the_user_compiled(strategy_of: Any) -> None:
+    strategy = strategy_of(*TWO)
+    with strategy.scope():
+        net = binary_net()
+        net.compile(keras.optimizers.SGD(0.01), "mse", metrics=[f1])
+    with pytest.raises(StepError, match=r"The metric 'f1'.*unchecked=\('f1',\)"):
+        check(mk.train.Loop(strategy, mk.train.Step.from_compiled(net)), X, BINARY)
 
 
 def test_a_metric_that_shows_no_fault_with_these_predictions(make_loop: Any) -> None:

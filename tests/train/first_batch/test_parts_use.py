@@ -108,6 +108,15 @@ def test_a_function_that_cannot_be_checked_names_the_way_out(make_loop: Any) -> 
         check(make_loop(TWO, binary_net, loss=of_pairs, metrics=[f1], unchecked=("loss",)), X, BINARY)
 
 
+def test_the_loss_of_an_output_that_is_not_checked(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, {name: L.Dense(1, name=name)(inputs) for name in ("mood", "rest")})
+
+    options = {"loss": "mse", "metrics": {"mood": "mae", "rest": "mae"}, "unchecked": ("mood_loss",)}
+    check(make_loop(TWO, net, **options), X, {"mood": X[:, :1], "rest": X[:, 1:2]})
+
+
 @pytest.mark.slow
 def test_a_metric_that_is_not_checked_hides_no_layer(make_loop: Any) -> None:
     def net() -> Any:
