@@ -164,19 +164,14 @@ class HostIterator(EpochIterator):
         if not batches:
             return
         self.first = batches[0]
-        kept = [tf.data.Dataset.from_tensors(batch).map(self._with_spec) for batch in batches]
+        as_spec = functools.partial(opened, self._spec)
+        kept = [tf.data.Dataset.from_tensors(batch).map(as_spec) for batch in batches]
         whole = functools.reduce(tf.data.Dataset.concatenate, kept)
         self.source, self._rest = iter(untuned(whole)), self.source
 
     def drop(self) -> None:
         """Let tf.data end what it is doing."""
         self.source = self._rest = self.first = None
-
-    def _with_spec(self, *batch: Nest) -> Nest:
-        """Leave open what the spec of all batches leaves open."""
-        tensors, specs = (tf.nest.flatten(nest, expand_composites=True) for nest in (batch, self._spec))
-        opened = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._spec, opened, expand_composites=True)
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next batches; those that were looked at form a run of their own."""
@@ -209,6 +204,13 @@ class HostIterator(EpochIterator):
     def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
         """A function that returns the next batch; not a method, since compiled functions outlive the iterator."""
         return functools.partial(_next, self._context)
+
+
+def opened(spec: Spec, *batch: Nest) -> Nest:
+    """Return an element of a dataset whose shapes leave open what the spec leaves open."""
+    tensors, specs = (tf.nest.flatten(nest, expand_composites=True) for nest in (batch, spec))
+    found = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
+    return tf.nest.pack_sequence_as(spec, found, expand_composites=True)
 
 
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:

@@ -18,7 +18,7 @@ from mirrorkit.data import is_none, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, opened
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.input.source import source_of
 from mirrorkit.train.requirements.data import require_static_batches
@@ -138,14 +138,14 @@ class Input:
     ) -> EpochIterator:
         if look_at and self._source.has_identity:
             self._compare(lambda: self._source.identity(epoch, start), epoch)
-        if held := self._held(epoch, start, check):
-            return held
-        dataset = self._batches(epoch, start, before)
-        if self._is_sampled and look_at and self._source.has_identity:
+        held = self._held(epoch, start)
+        if held or (self._is_sampled and look_at and self._source.has_identity):
             if check is not None and start != self.steps:
                 check(self.first())
             look_at, check = 0, None
-        iterator = self._on_host(dataset, start)
+        if held:
+            return held
+        iterator = self._on_host(self._batches(epoch, start, before), start)
         self._look(iterator, epoch, look_at, check)
         return iterator
 
@@ -242,14 +242,10 @@ class Input:
             "position": position,
         }
 
-    def _held(self, epoch: int, start: int, check: Callable[[Batch], None] | None = None) -> EpochIterator | None:
+    def _held(self, epoch: int, start: int) -> EpochIterator | None:
         """Return an epoch of examples that lie where they are computed on; None where they are read."""
         holder = self._source.holder(self._strategy)
-        if holder is None:
-            return None
-        if check is not None and start != self.steps:
-            check(self.first())
-        return holder(epoch, weigh=self._weigh, **self._place(start))
+        return None if holder is None else holder(epoch, weigh=self._weigh, **self._place(start))
 
     def _on_host(self, dataset: tf.data.Dataset, position: int = 0) -> HostIterator:
         return HostIterator(dataset, context=self._context, **self._place(position))
@@ -290,7 +286,8 @@ class Input:
         zeros = tf.nest.map_structure(
             lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
         )
-        return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(lambda *parts: _like(parts, spec)))
+        # Without the static sizes that the real data has not, so that the same trace serves both.
+        return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(functools.partial(opened, spec)))
 
     def _own_rows_of(self, batch: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
         """Cut out of a larger batch what this worker would read of one with `size` examples."""
@@ -309,12 +306,3 @@ def _say_what_it_costs(workers: int) -> None:
             workers,
             workers,
         )
-
-
-def _like(parts: tuple[Any, ...], spec: Spec) -> Batch:
-    """Forget the static batch size where the real data has none, so that the same trace serves both."""
-
-    def forget(value: tf.Tensor, s: tf.TensorSpec) -> tf.Tensor:
-        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=s.shape)
-
-    return tf.nest.map_structure(forget, parts if isinstance(spec, tuple) else parts[0], spec)
