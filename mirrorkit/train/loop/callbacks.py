@@ -204,10 +204,6 @@ def _is_users(callback: Any, hook: str) -> bool:
     return owner is not object and owner.__module__.partition(".")[0] not in _PASSIVE
 
 
-def _is_ours(callback: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "mirrorkit" for kind in type(callback).__mro__)
-
-
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -278,5 +274,6 @@ def _stop_signals(hooks: Any) -> list[int]:
 def release(hooks: Any) -> None:
     """Let the savers finish and give back signals, however the training ended."""
     for callback in reversed(hooks.callbacks):  # the last one to install handlers gives them back first
-        if hasattr(callback, "release") and _is_ours(callback):
+        is_ours = any(kind.__module__.startswith("mirrorkit.") for kind in type(callback).__mro__)
+        if is_ours and hasattr(callback, "release"):
             callback.release()

@@ -214,7 +214,7 @@ class Loop:
             step.averaged()  # raises where there are none
         training = passes.training(data, class_weight, steps=steps_per_epoch, carry_on=True)
         given = validation_steps, validation_freq, validate_every, validation_averaged
-        validation = Validation.of(self.strategy, validation_data, *given)
+        validation = Validation(self.strategy, validation_data, *given)
         asked = {"epochs": epochs, "class_weight": class_weight, **validation.asked}
         report = Report(throughput=Throughput(warm=self._warm), seed=seed)
         model.stop_training = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -13,38 +12,30 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.input.input import Input
 
 
-@dataclass(frozen=True)
 class Validation:
-    """What a fit validates on, if on anything.
+    """What a fit validates on, if on anything; see the arguments of `Loop.fit`.
 
     Attributes:
         every: after every so many steps of an epoch, but not at its end; None for its end alone.
         averaged: on the averages of the weights.
     """
 
-    _data: Input | None
-    _epochs: int | list[int]
-    every: int | None
-    averaged: bool
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         strategy: tf.distribute.Strategy,
         data: Any,
         steps: int | None,
         freq: int | Sequence[int],
         every: int | None,
         averaged: bool,
-    ) -> Validation:
-        """Check the arguments of `Loop.fit`; see there."""
-        epochs = _epochs(freq)
+    ) -> None:
+        self._epochs = _epochs(freq)
         if every is not None:
             every = whole_number("validate_every", every, StepError, or_else=", or None")
             if data is None:
                 raise StepError(f"validate_every={every} was asked for, but there is no validation_data. Pass it too.")
-        made = None if data is None else Input(strategy, data, steps=steps, of="of the validation")
-        return cls(made, epochs, every, averaged)
+        self._data = None if data is None else Input(strategy, data, steps=steps, of="of the validation")
+        self.every, self.averaged = every, averaged
 
     @property
     def asked(self) -> dict[str, object]:

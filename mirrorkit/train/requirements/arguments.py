@@ -41,15 +41,13 @@ def check_switches(optimizer: KerasOptimizer) -> None:
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
             'inner_optimizer, and loss_scale="dynamic" to the Step.'
         )
-    cures = {
-        "gradient_accumulation_steps": "Step(..., accumulate={value})",
-        "loss_scale_factor": "Step(..., loss_scale={value})",
-    }
-    for name, cure in cures.items():
+    for name, option in {"gradient_accumulation_steps": "accumulate", "loss_scale_factor": "loss_scale"}.items():
         value = getattr(optimizer, name, None)
         if value is not None:
-            use = cure.format(value=value, optimizer=optimizer)
-            raise StepError(f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use {use}.")
+            raise StepError(
+                f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use "
+                f"Step(..., {option}={value})."
+            )
 
 
 def _require_no_inner(optimizer: KerasOptimizer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from training_helpers import At, Interrupted, interrupt, plain_dataset, send_sigterm, set_values, values_of
 
 import mirrorkit as mk
@@ -103,7 +104,8 @@ def test_data_of_unknown_length(line: Any, numbers: Any, validation: Any) -> Non
 
 
 def test_with_updates_of_several_batches_it_comes_at_the_end_of_the_update_in_which_it_falls() -> None:
-    every_three = Validation(None, 1, 3, averaged=False)
+    made = tf.distribute.get_strategy(), tf.data.Dataset.range(4).batch(2), None, 1, 3
+    every_three = Validation(*made, averaged=False)
     assert [end for end in (2, 4, 6, 8, 10) if every_three.falls_within(end - 2, end)] == [4, 6, 10]
 
 
