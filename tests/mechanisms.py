@@ -100,8 +100,8 @@ MECHANISMS = (
     Mechanism(
         "the parts of an update are added up",
         "mirrorkit/train/step/accumulation.py",
-        '("assign", "assign_add")',
-        '("assign", "assign")',
+        "variable.assign if part == 0 else variable.assign_add",
+        "variable.assign",
         "tests/train/step/test_global_batch.py",
     ),
     Mechanism(
@@ -114,8 +114,8 @@ MECHANISMS = (
     Mechanism(
         "a model that is another one on parts of a batch is refused",
         "mirrorkit/train/first_batch/check.py",
-        "        return compare_parts\n",
-        "        return None\n",
+        "    return compare_parts\n",
+        "    return None\n",
         "tests/train/first_batch/test_parts_use.py",
     ),
     Mechanism(
@@ -163,15 +163,15 @@ MECHANISMS = (
     Mechanism(
         "a damaged image is an error that names the file",
         "mirrorkit/data/image_decoding.py",
-        "tf.debugging.Assert(tf.reduce_all(numbers == tf.range(count))",
-        "tf.debugging.Assert(tf.reduce_all(numbers == numbers)",
+        'found == b"", [_WORDS',
+        "found == found, [_WORDS",
         "tests/data/test_image_decoding.py",
     ),
     Mechanism(
         "the index knows where a record begins",
         "mirrorkit/data/record_index.py",
-        "offsets[record // _EVERY], record % _EVERY",
-        "offsets[record // _EVERY], 0",
+        "offset, skip = offsets[at], record - records[at]",
+        "offset, skip = offsets[at], 0",
         "tests/data/test_record_index.py",
     ),
     Mechanism(

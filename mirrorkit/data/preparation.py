@@ -214,13 +214,13 @@ class PreparedRecipe(Recipe):
         The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
         A batch is no larger than the set.
         """
+        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
+        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
         if self.one_hot and not has_classes:
             raise RecipeError(
                 "one_hot=True needs class indices (integers), one for each example, and how many classes there are: "
                 "pass num_classes= with the labels."
             )
-        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
-        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
         size = whole_number("global_batch_size", self.global_batch_size, RecipeError)
         seed = whole_number("seed", self.seed, RecipeError, least=0)
         if num_examples < 1:

@@ -8,6 +8,7 @@ Keras's `fit` does not.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
+from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.variables import ValueScope
 
 
@@ -70,12 +72,17 @@ def call_model(
     """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
 
     Returns the outputs, and what layers add to the loss by `add_loss` and regularizers of their activity, each with the
-    layer. What the model assigns is dropped.
+    layer. What the model assigns is dropped; a variable that is not its own is refused.
     """
     scope = value_scope(model, weights, state)
     with running(model, scope):
         outputs = read(model(x, **training_argument(model, training)))
-        return outputs, [(_adding(model, loss), loss) for loss in scope.losses]
+        added = [(_adding(model, loss), loss) for loss in scope.losses]
+    metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
+    own = {id(variable) for variable in [*model.variables, *metrics]}
+    if foreign := [path for key, path in scope.paths.items() if key not in own]:
+        raise foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
+    return outputs, added
 
 
 def _adding(model: KerasModel, loss: tf.Tensor) -> Any:

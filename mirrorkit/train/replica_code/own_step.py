@@ -178,7 +178,7 @@ def _require_own_variables(
 ) -> None:
     known = {id(v) for v in [*model.variables, *metric_variables(model)]}
     if foreign := [path for key, path in ran.scope.paths.items() if key not in known]:
-        why = foreign_state([f"the Keras variable {path!r} (assigned in a call)" for path in foreign])
+        why = foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
         raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables") from why
     if by_user and ran.scope.applied is not None:
         read_of_optimizer = [one for one in ran.scope.applied.optimizer.variables if _reads(graph, one)]
