@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import anatomy as module
 import numpy as np
 import pytest
 import tensorflow as tf
-from anatomy import Anatomy, InputAlone, Variants, anatomy, parts_of, without_dispatch
+from anatomy import Anatomy, anatomy, parts_of, without_dispatch
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 # --- the parts of a step from timings that are made up, the verdict, and refusals
-
-
-def make_anatomy(**parts):
-    whole = {"input": 0.0, "compute": 0.0, "all_reduce": 0.0, "update": 0.0, "python": 0.0, **parts}
-    return Anatomy(sum(whole.values()), whole, input_alone=0.0, steps_per_call=7, spread=0.0)
 
 
 def test_parts_are_the_differences_of_variants_with_the_cost_of_calls_taken_out():
@@ -39,24 +33,6 @@ def test_parts_are_the_differences_of_variants_with_the_cost_of_calls_taken_out(
     assert dispatch == pytest.approx(6e-3)
     assert found == pytest.approx(net)
     assert parts_of(found) == pytest.approx(own)
-
-
-@pytest.mark.parametrize(
-    ("part", "verdict"),
-    [
-        ("input", "input-bound"),
-        ("compute", "compute-bound"),
-        ("python", "Python-bound"),
-    ],
-)
-def test_the_largest_part_gives_the_verdict(part, verdict):
-    found = make_anatomy(**{"compute": 1e-3, part: 3e-3})
-    assert found.bound == part
-    assert sum(found.shares.values()) == pytest.approx(1.0)
-    lines = str(found).splitlines()
-    assert lines[-1].startswith(verdict)
-    assert lines[0].startswith(f"step {1e3 * found.seconds:.3f} ms")
-    assert [line.split()[0] for line in lines[2:7]] == ["input", "compute", "all-reduce", "update", "python"]
 
 
 @pytest.mark.parametrize(
@@ -79,47 +55,6 @@ def test_the_parts_of_a_users_own_step_are_unknown(strategy_of):
 
 
 # --- the input without a training: which rows a worker reads and counts, and the rates made of them
-
-
-def numbered(examples):
-    """The number of an example is its input."""
-    return mk.data.arrays(np.arange(examples, dtype=np.float32)[:, None], np.zeros([examples, 1], np.float32))
-
-
-def numbers_of(strategy, rows):
-    return [part.numpy().ravel().tolist() for part in strategy.experimental_local_results(rows[0])]
-
-
-@pytest.fixture
-def as_worker(monkeypatch):
-    """Lets a strategy of one replica read as one worker of several does."""
-
-    def use(worker, workers):
-        context = tf.distribute.InputContext(workers, worker, workers)
-        monkeypatch.setattr("mirrorkit.train.input.input.input_context", lambda strategy: context)
-
-    return use
-
-
-@pytest.mark.parametrize(("worker", "own"), [(0, [0, 1, 2]), (2, [6])])
-def test_a_worker_counts_the_rows_that_it_reads(strategy_of, as_worker, worker, own):
-    as_worker(worker, 3)
-    strategy = strategy_of("one_device", 1)
-    read = []
-
-    def look(x, y):
-        with tf.control_dependencies([tf.numpy_function(lambda x: read.append(x.ravel().tolist()), [x], [])]):
-            return tf.identity(x), y
-
-    recipe = mk.data.batches(numbered(14), global_batch_size=7, map=look)
-    recipe.dataset()  # looks at the map, once
-    read.clear()
-    alone = InputAlone(strategy, recipe)
-    assert numbers_of(strategy, alone.rows) == [own]
-    assert alone.own == len(own)
-    alone.seconds(1)
-    assert own in read
-    assert set(itertools.chain.from_iterable(read)) <= {*own, *(7 + i for i in own)}
 
 
 # --- the variants of a step, by the anatomy that is made of them: what is slow is found, and nothing is changed
@@ -166,16 +101,3 @@ def test_a_slow_input_is_found_and_nothing_of_the_training_is_changed(strategy_o
     assert found.input_rates[0] < 8 / 0.009
     assert found.examples_per_second < 8 / 0.009
     assert all(np.array_equal(old, copy.numpy()) for old, copy in zip(before, trained, strict=True))
-
-
-@pytest.mark.slow
-def test_rates_are_examples_of_whole_updates_by_the_measured_times(strategy_of, monkeypatch):
-    """Two batches of 8 in 50 ms of input alone, and in 100 ms of the whole step; the rest takes no time."""
-    times = {"input": 0.05, "whole": 0.1}
-    monkeypatch.setattr(Variants, "seconds", lambda self, name, steps: times.get(name, 1e-9))
-    loop = make_loop(strategy_of("one_device", 1), accumulate=2)
-    found = anatomy(loop, mk.data.batches(split(64), global_batch_size=8), repeats=1)
-    assert found.input_rates == [pytest.approx(16 / 0.05)]
-    assert found.examples_per_second == pytest.approx(16 / 0.1, rel=1e-3)
-    with pytest.raises(StepError, match="accumulate=2"):
-        anatomy(loop, mk.data.batches(split(15), global_batch_size=8), repeats=1)

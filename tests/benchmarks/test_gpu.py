@@ -3,109 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 
-import gpu
 import on_gpus.plan
 import pytest
 import tensorflow as tf
-from harness.measure import LEFT_OUT, Measured
 from on_gpus import processes
-from on_gpus.plan import plan
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
 # --- examples/benchmarks/gpu.py: its report, on measurements that are made up; and one whole rehearsal
-
-
-def test_speeds_are_multiples_of_fit_where_it_was_measured():
-    measured = {"fit": Measured([90.0, 100.0, 120.0]), "Loop": Measured([200.0], {"xla": False})}
-    fit, loop, slow = gpu.against_fit({**measured, "fit, no XLA": Measured([50.0])})
-    assert (fit["to_fit"], loop["to_fit"], slow["to_fit"]) == (1.0, 2.0, 0.5)
-    assert (fit["to_fit_no_xla"], loop["to_fit_no_xla"]) == (2.0, 4.0)
-    assert fit["values"] == [90.0, 100.0, 120.0]
-    assert fit["n"] == 3
-    assert fit["spread"] == pytest.approx(0.3)
-    fit, loop = gpu.against_fit({**measured, "fit": Measured(error="no ptxas")})
-    assert fit == {"what": "fit", "error": "no ptxas"}
-    assert "to_fit" not in loop
-
-
-@pytest.fixture
-def pretended(monkeypatch):
-    """A machine with GPUs that are not there: `pretended(gpus, answer)`; trainings are made up."""
-
-    verified: dict[str, str] = {}
-
-    class Fake:
-        def __init__(self, target, *members, timeout=0.0):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def call(self, method, **_):
-            return {"verify": verified, "write": {"data": "digits", "examples": 64}}.get(method, [{"n": 1}])
-
-    def measure_in_turns(jobs, *, budget, seconds, repeats, together):
-        assert together
-        return {key: Measured([10.0 * n]) if n < 4 else Measured(error=LEFT_OUT) for n, key in enumerate(jobs, 1)}
-
-    def use(gpus, answer=None):
-        verified.update(answer or {"verified": "all compute"})
-        about = {"processor": "p", "cores": 2, "memory_gib": 1, "gpus": gpus, "versions": {}, "environment": {}}
-        monkeypatch.setattr(gpu, "about_with_gpus", lambda: about)
-        monkeypatch.setattr(gpu, "Group", Fake)
-        monkeypatch.setattr(gpu, "measure_in_turns", measure_in_turns)
-
-    return use
-
-
-@pytest.fixture
-def run(monkeypatch):
-    """`run("--minutes", "7")` runs the script."""
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["gpu.py", *arguments])
-        gpu.main()
-
-    return run
-
-
-def test_the_report_has_a_table_for_each_part_and_says_what_was_left_out(pretended, run, tmp_path, capsys):
-    pretended(["H200", "H200"])
-    figures = tmp_path / "figures.json"
-    run("--minutes", "7", "--json", str(figures))
-    printed = capsys.readouterr()
-    written = json.loads(figures.read_text())
-    late = sum(row.get("error") == LEFT_OUT for row in written["rows"])
-    assert late > 5
-    assert f"{late} rows were left out: they did not fit into 7 min." in printed.out
-    assert "all compute" in printed.out
-    for part in ("one device", "precision", "scaling", "equivalence", "all-reduce"):
-        assert f"\n{part}\n" in printed.out
-    assert "rehearsal" not in printed.out
-    assert written["about"]["gpus"] == ["H200", "H200"]
-    assert len(printed.err.splitlines()) == len(
-        plan("gpu", 2, ["mnist_cnn", "resnet20"], {"mnist": "", "cifar10": ""}, 256)
-    ), "a line for each group as it ends"
-
-
-def test_a_gpu_with_wrong_results_ends_it_with_the_message(pretended, run):
-    pretended(["H200"], {"error": "/device:GPU:0: does not compute: no cuDNN"})
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == "gpu.py: /device:GPU:0: does not compute: no cuDNN"
-
-
-def test_without_a_gpu_it_refuses_in_one_line(pretended, run):
-    pretended([])
-    with pytest.raises(SystemExit, match=r"no GPU.*--devices cpu"):
-        run()
 
 
 def linear_step():

@@ -8,7 +8,6 @@ import re
 import keras
 import known_models
 import pytest
-from harness.measure import LEFT_OUT, Measured
 from kinds.known import KNOWN, bert, flops_of_training, multiply_adds, resnet50
 
 import mirrorkit as mk
@@ -62,21 +61,6 @@ def test_the_peak_is_that_of_the_whole_gpu_that_is_named(name, peak):
     assert known_models.peak_of(name) == peak
 
 
-def test_rows_have_speeds_and_their_share_of_the_peak():
-    turns = [{"step": [seconds], "peak": megabytes} for seconds, megabytes in ((0.1, 5.0), (0.05, 7.0), (0.2, 6.0))]
-    found = {"Loop": Measured(turns, {"flops": 1e12}), "fit": Measured(error="no memory\nand more")}
-    loop, fit = known_models.rows_of("resnet-50", found, 10_000.0)
-    assert loop["values"] == [2560.0, 5120.0, 1280.0]
-    assert (loop["median"], loop["lowest"], loop["best"], loop["n"]) == (2560.0, 1280.0, 5120.0, 3)
-    assert (loop["counted"], loop["peak_mb"], loop["tflops"], loop["of_peak"]) == ("images", 7.0, 2560.0, 0.256)
-    assert fit["error"] == "no memory\nand more"
-    (tokens,) = known_models.rows_of("bert-base", {"Loop": Measured(turns[:1], {"flops": 1e12})}, None)
-    assert (tokens["median"], tokens["counted"], tokens["tflops"]) == (64 * 128 / 0.1, "tokens", 640.0)
-    assert "of_peak" not in tokens, "a GPU that is not known"
-    (single,) = known_models.rows_of("resnet20", {"Loop": Measured(turns[:1], {"flops": 1e12})}, 10_000.0)
-    assert "of_peak" not in single, "float32, which is compared with no peak"
-
-
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
     """`run("--devices cpu")` gives what was written as JSON, and what was printed."""
@@ -88,28 +72,6 @@ def run(monkeypatch, tmp_path, capsys):
         return json.loads(written.read_text()), capsys.readouterr().out
 
     return run
-
-
-def pretended(monkeypatch, gpus):
-    about = {"processor": "p", "cores": 2, "memory_gib": 1, "gpus": gpus, "versions": {}, "environment": {}}
-    monkeypatch.setattr(known_models, "about_with_gpus", lambda: about)
-
-
-def test_the_report_says_what_failed_and_what_was_left_out(monkeypatch, run):
-    pretended(monkeypatch, ["NVIDIA H100 PCIe"])
-
-    fast = Measured([{"step": [0.1], "peak": 5.0}], {"flops": 1e12})
-
-    def measured(jobs, **_):
-        return dict(zip(jobs, [fast, Measured(error="no memory\nat all"), Measured(error=LEFT_OUT)], strict=True))
-
-    monkeypatch.setattr(known_models, "measure_in_turns", measured)
-    written, printed = run("--models resnet-50 --minutes 7")
-    assert [row["what"] for row in written["rows"]] == [*known_models.FIRST, *known_models.SECOND]
-    assert "338.6%" in printed
-    assert re.search(r"fit .*  no memory$", printed, re.MULTILINE)
-    assert "2 rows were left out: they did not fit into 7 min." in printed
-    assert "rehearsal" not in printed
 
 
 @pytest.mark.slow  # five trainings compile

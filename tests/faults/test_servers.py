@@ -1,4 +1,4 @@
-"""Workers and parameter servers to which something happens: one core, a kill, a signal while others need them."""
+"""Parameter servers and their workers: one core, a signal while others need them, tasks that never come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 
 import jobs
 import pytest
+
+import mirrorkit as mk
+from mirrorkit.errors import ClusterError
 
 ON_ONE_CORE = (
     "import os, runpy, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); sys.argv = sys.argv[1:]; "
@@ -45,3 +48,11 @@ def test_a_server_whose_chief_never_came_leaves_on_sigterm(tmp_path):
         server.wait_for("serving until the chief")
         jobs.send(server.process.pid, signal.SIGTERM)
         assert server.end() == 128 + signal.SIGTERM
+
+
+def test_tasks_that_never_come_are_named():
+    cluster = jobs.layout.clusters(2, ps=1)["chief"]
+    with pytest.raises(ClusterError, match="start_timeout") as caught:
+        mk.strategy.create("parameter_server", cluster=cluster, start_timeout=0.5)
+    for name, address in [("worker 0", cluster.workers[0]), ("worker 1", cluster.workers[1]), ("ps 0", cluster.ps[0])]:
+        assert f"{name} ({address})" in str(caught.value)

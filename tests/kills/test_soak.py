@@ -1,24 +1,25 @@
-"""The soaks: what they strike, how they judge, and a short one of each."""
+"""The soak: what it strikes, how it judges, and a short one."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import changing_soak
 import jobs
 import numpy as np
 import pytest
 import soak
 import soak_table
 import strikes
-from changing_training import BATCH, problems
 from strikes import KILL, STEP, Strike
+
+sys.path.append(str(Path(__file__).parents[1] / "multiworker"))
+
+from changing_training import BATCH, problems
 
 # --- the soak's plan, its judge and its table; a pretended training stands in for the real one
 
@@ -117,10 +118,7 @@ def test_the_page_shows_the_lines() -> None:
         assert counts == mix
 
 
-# --- the judge of trainings whose number of workers changes, and the table of changing_soak.py, which is a command
-
-
-PAGES = Path(__file__).parents[2] / "docs"
+# --- the judge of trainings whose number of workers changes (tests/multiworker/test_changing_workers.py)
 
 
 def _result(weight: float, *, seen: float = 8) -> dict[str, np.ndarray]:
@@ -141,17 +139,3 @@ def test_what_is_wrong_with_an_end(weight: float, seen: float, wrong: str) -> No
     found = "; ".join(problems(_result(weight, seen=seen), fixed, 8))
     assert wrong in found
     assert bool(found) == bool(wrong)
-
-
-def test_it_understands_the_line_of_the_launcher() -> None:
-    page = (PAGES / "cluster.md").read_text()
-    (line,) = (line for line in page.splitlines() if line.startswith("launch | ") and "from step" in line)
-    found = changing_soak.WENT_ON.search(line)
-    assert found is not None
-    assert set(changing_soak.phases_of(found["phases"])) == set(changing_soak.PHASES)
-
-
-def test_the_table_of_the_page_is_that_of_the_runs() -> None:
-    page = (PAGES / "soak.md").read_text()
-    table = changing_soak.as_markdown(json.loads(changing_soak.RUNS.read_text()))
-    assert f"{changing_soak.BEGIN}\n\n{table}\n\n{changing_soak.FINISH}" in page

@@ -1,13 +1,12 @@
-"""A training on workers to which something happens at a step; run by the tests, once as it is and once undisturbed.
+"""A training on workers that is interrupted; run by the tests, once as it is and once undisturbed.
 
-Run: python -m mirrorkit launch --workers 2 interrupted_training.py FOLDER [--event kill --worker 1 --step 30]
+Run: python -m mirrorkit launch --workers 2 interrupted_training.py FOLDER [--slow-from 30]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ import numpy as np
 
 import mirrorkit as mk
 
-SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 
+class Slow(keras.callbacks.Callback):
+    """From a step on each call takes a second, once in a folder: so that somebody has the time to interrupt it."""
 
-class Event(keras.callbacks.Callback):
-    """Something that happens to one worker at the end of the first call that reaches a step, once in a folder."""
-
-    def __init__(self, event: str, step: int, folder: Path) -> None:
+    def __init__(self, step: int, folder: Path) -> None:
         super().__init__()
-        self._event, self._step, self._done = event, step, folder / "happened"
+        self._step, self._done = step, folder / "happened"
         self._loop: Any = None
         self._slow = False
 
@@ -38,21 +35,15 @@ class Event(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._slow:
             time.sleep(1)
-        if self._loop.position.steps < self._step or self._done.exists():
-            return
-        self._done.write_text(str(time.time()))
-        if self._event == "slow":  # so that somebody else has the time to interrupt it
+        elif self._loop.position.steps >= self._step and not self._done.exists():
+            self._done.touch()
             self._slow = True
-            return
-        os.kill(os.getpid(), SIGNALS[self._event])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--event", choices=["kill", "term", "slow"])
-    parser.add_argument("--worker", type=int, default=0)
-    parser.add_argument("--step", type=int, default=0)
+    parser.add_argument("--slow-from", type=int, help="the step from which worker 0 is slow")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -70,8 +61,8 @@ def main() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss), steps_per_call=3)
     callbacks: list[Any] = [mk.train.Checkpoints(options.folder / "checkpoints", every=7)]
-    if options.event and me == options.worker:
-        callbacks.append(Event(options.event, options.step, options.folder))
+    if options.slow_from and me == 0:
+        callbacks.append(Slow(options.slow_from, options.folder))
     print(f"begins at {time.time()}", flush=True)
     report = loop.fit(train, epochs=8, verbose=0, callbacks=callbacks)
     values = [v.numpy() for v in loop.step.variables]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +14,7 @@ DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16")
 ROWS = ([3, 2], [4, 0], [0, 5])  # of the two replicas
 
 
-def gathered(strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
+def asked(strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
     """What this process's replicas gather, and the gradient of a function of it, for each pair of sizes."""
     x = np.arange(-8.0, 7.0, dtype="float32").reshape(5, 3)
     found = []
@@ -48,38 +47,6 @@ def gathered(strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
     return found
 
 
-def contrastive(strategy: tf.distribute.Strategy) -> list[Any]:
-    """Losses, validation losses and weights of codes that are compared with those of the whole batch.
-
-    The last batch holds one image: one of two replicas has none.
-    """
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(33, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 33).astype("uint8")
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        pooled = [keras.layers.Conv2D(3, 3, use_bias=False), keras.layers.MaxPool2D(), keras.layers.Flatten()]
-        net, optimizer = (
-            keras.Sequential([keras.Input((6, 6, 1)), *pooled, keras.layers.Dense(4)]),
-            keras.optimizers.SGD(0.1),
-        )
-
-    def loss_fn(batch: Any) -> Any:
-        images, labels = batch
-        codes = tf.math.l2_normalize(net(images), 1)
-        every, of_every = mk.train.all_gather((codes, labels))
-        similar, same = 4 * codes @ tf.transpose(every), tf.cast(labels[:, None] == of_every[None], tf.float32)
-        return tf.reduce_logsumexp(similar, 1) - tf.reduce_sum(same * similar, 1) / tf.reduce_sum(same, 1)
-
-    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn, whole_batch=True))
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-    history = loop.fit(data, epochs=2, validation_data=data, verbose=0).history
-    return [history["loss"], history["val_loss"], *[weights.tolist() for weights in net.get_weights()]]
-
-
-def asked(strategy: tf.distribute.Strategy) -> tuple[list[dict[str, Any]], list[Any]]:
-    return gathered(strategy), contrastive(strategy)
-
-
 def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:
     """What the replicas found, against one device that has all rows; their gradients in turn."""
     for (cut, size), of_sizes in zip(ROWS, found, strict=True):
@@ -98,19 +65,10 @@ def assert_gathered(found: list[dict[str, Any]], replicas: slice) -> None:
 
 @pytest.mark.slow
 def test_two_replicas_gather_all_rows_and_get_the_gradient_of_their_own(strategy_of):
-    assert_gathered(gathered(strategy_of("mirrored", 2)), slice(0, 2))
+    assert_gathered(asked(strategy_of("mirrored", 2)), slice(0, 2))
 
 
 @pytest.mark.slow  # two workers
 def test_so_do_two_workers(found):
-    for worker, (rows, _) in enumerate(found):
+    for worker, rows in enumerate(found):
         assert_gathered(rows, slice(worker, worker + 1))
-
-
-@pytest.mark.slow
-def test_a_loss_over_the_whole_batch_on_workers(found, strategy_of):
-    """As on one device, with validation, where the last batch leaves one of the workers without an image."""
-    (_, values), (_, others) = found
-    assert values == others
-    for value, expected in zip(values, contrastive(strategy_of("one_device", 1)), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)

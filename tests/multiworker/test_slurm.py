@@ -160,7 +160,7 @@ def assert_it_was_taken_away_once(said: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_job_whose_time_is_nearly_over_goes_on_where_it_was(slurm, tmp_path):
-    job = submitted(slurm, tmp_path, WORKERS, tmp_path, "--event", "slow", "--step", 30)
+    job = submitted(slurm, tmp_path, WORKERS, tmp_path, "--slow-from", 30)
     wait_for(lambda: (tmp_path / "happened").exists(), 200)
     slurm("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1 in the file has Slurm do
     begin_again(slurm, job)

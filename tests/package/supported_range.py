@@ -42,7 +42,7 @@ BEGIN, END = "<!-- table: written by tests/package/supported_range.py -->", "<!-
 
 RUNS = ("wheel", "doctor", "example", "suite")
 # The tests of this table wait for its end.
-SUITE = ["-n", "2", "--dist", "loadfile", "--ignore", "tests/package/test_supported_range.py"]
+SUITE = ["-n", "2", "--dist", "loadfile"]
 PACKAGES = ("tensorflow", "keras", "numpy")
 
 

@@ -131,7 +131,7 @@ def test_nothing_is_run_or_left_behind() -> None:
     assert np.array_equal(np.random.get_state()[1], before)
 
 
-# Faults that this report was made for, put back in; test_operations.py has the rules by which others are found.
+# Faults that this report was made for, put back in.
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from training_helpers import fit_both, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -97,22 +96,6 @@ def test_a_users_loss_function_sees_what_keras_shows_it(make_loop: Any, numbers:
     x, y = numbers
     y = np.round(y).astype("int64")  # cast to float before it gets there
     _fit_both(make_loop, line_net, plain_dataset(x, y[:, 0], batch=30), loss=half_square)
-
-
-@pytest.mark.slow
-def test_a_gradient_that_is_clipped_within_the_net(make_loop: Any, numbers: Any) -> None:
-    """It sees what it sees in Keras: a row's part of the mean over the whole batch."""
-
-    @tf.custom_gradient
-    def clipped(x: Any) -> Any:
-        return tf.identity(x), lambda upstream: tf.clip_by_value(upstream, -0.01, 0.01)
-
-    def net() -> Any:
-        return sequential((4,), L.Dense(6, activation="tanh"), L.Lambda(clipped), L.Dense(1))
-
-    data = plain_dataset(*numbers, batch=25)  # unequal shares, and a smaller last batch
-    for where in (("mirrored", 3), ("one_device", 1)):
-        _fit_both(make_loop, net, data, where=where)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -53,20 +53,6 @@ def test_the_loop_in_the_open_gives_the_same_bits(make_loop: Any, copies: Any, n
             np.testing.assert_array_equal(copy, of_loop[0], err_msg=variable.path)
 
 
-@pytest.mark.slow  # fast: test_sharded_optimizer.py
-def test_one_step_in_the_open_works_eagerly(make_loop: Any, numbers: Any) -> None:
-    loop = make_loop(("mirrored", 2), lambda: sequential((4,), L.Dense(1)), metrics=["mae"])
-    step, strategy = loop.step, loop.strategy
-    before = keras_twin(lambda: sequential((4,), L.Dense(1)), loop)
-    (batch,) = mk.data.distribute(plain_dataset(*numbers, batch=60), strategy)
-    logs = step.update(strategy, strategy.run(step.compute, args=(batch,)))
-    error = numbers[1] - before.predict(numbers[0], verbose=0)
-    np.testing.assert_allclose(logs["loss"], np.mean(error**2), rtol=1e-5)
-    np.testing.assert_allclose(logs["mae"], np.mean(np.abs(error)), rtol=1e-5)
-    expected = before.get_weights()[0] + 0.1 * 2 * np.mean(error * numbers[0], 0)[:, None]
-    np.testing.assert_allclose(step.model.get_weights()[0], expected, atol=1e-5)
-
-
 def test_a_batch_of_one_trains_like_on_one_device(make_loop: Any) -> None:
     """Max pooling's gradient would kill the process on an empty share, BatchNorm's statistics would become NaN."""
 

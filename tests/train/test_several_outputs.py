@@ -78,13 +78,6 @@ def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: An
     assert set(found) == {"loss", "d0_loss", "d1_loss", "d0_mae", "d1_mse"}
 
 
-@pytest.mark.slow
-def test_one_loss_for_one_of_two_outputs(make_loop: Any, numbers: Any) -> None:
-    """Its log is the loss."""
-    found, *_ = _fit_both(make_loop, _model([1, 1]), _data((1.0, -2.0), numbers), {"loss": [None, "mse"]})
-    assert set(found) == {"loss"}
-
-
 # --- nested outputs
 
 NESTED = {"u": {"a": 1, "b": 2}, "c": 1}

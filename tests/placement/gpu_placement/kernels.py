@@ -1,7 +1,7 @@
 """Which operations TensorFlow can run on a GPU, and which of their tensors must lie in the host's memory there.
 
 The package `tensorflow` holds the registrations of all GPU kernels, on a machine without a GPU too. Their list is not
-public; `test_operations.py` fails when it moves.
+public; `test_inspection.py` fails when it moves.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import check_resumed
 from jobs import until
 from training_helpers import Interrupted
 
@@ -59,12 +58,6 @@ def written(address: str, *steps: int, first: float = 0.0) -> Bucket:
     for count in steps:
         place.write(count, [np.full(3, first)], {"variables": variables, "position": Position(steps=count).as_json()})
     return place
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_the_same_bits(fresh: Any, recipe: Any, address: Any) -> None:
-    check_resumed(fresh, recipe, address, every=2, at=[8], epochs=2)
-    assert kinds(ObjectStorage(address))["owners"] == 0
 
 
 def test_the_newest_are_kept_each_with_its_object(storage: ObjectStorage) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from installed_versions import KERAS
-from training_helpers import largest_difference, line_net, plain_dataset
+from training_helpers import largest_difference, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -89,48 +87,6 @@ def test_a_callback_can_stop_within_an_epoch(loop: Any, data: Any) -> None:
 
     report = loop.fit(data, epochs=3, callbacks=[Stop()], verbose=0)
     assert [(epoch.steps, epoch.examples) for epoch in report.epochs] == [(2, 24)]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_file_needs_no_mirrorkit(loop: Any, data: Any, numbers: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "epoch{epoch}.keras")
-    saver = keras.callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=False)
-    weights_only = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.weights.h5"), save_weights_only=True)
-    loop.fit(data, epochs=2, validation_data=data, callbacks=[saver, weights_only], verbose=0)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["best.weights.h5", "epoch1.keras", "epoch2.keras"]
-    with zipfile.ZipFile(tmp_path / "epoch2.keras") as archive:
-        assert b"mirrorkit" not in b"".join(archive.read(name) for name in archive.namelist() if "json" in name)
-    x = numbers[0]
-    expected = loop.predict(plain_dataset(x, batch=60))
-    loaded = keras.models.load_model(tmp_path / "epoch2.keras")
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
-    assert int(loaded.optimizer.iterations.numpy()) == 10
-    assert loaded.evaluate(*numbers, verbose=0, return_dict=True)["mae"] == pytest.approx(
-        loop.evaluate(data)["mae"], rel=1e-5
-    )
-    fresh = _net()
-    fresh.load_weights(tmp_path / "best.weights.h5")
-    np.testing.assert_allclose(fresh.predict(x, verbose=0), expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_saved_model_goes_on_where_it_stopped(
-    loop: Any, data: Any, tmp_path: Path, assert_replicas_equal: Any
-) -> None:
-    """Saved after two epochs, loaded in the scope, trained on from its compiled state: as if never stopped."""
-    loop.fit(data, epochs=2, verbose=0)
-    loop.step.model.save(tmp_path / "half.keras")
-    loop.fit(data, epochs=3, initial_epoch=2, verbose=0)
-    with loop.strategy.scope():
-        model = keras.models.load_model(tmp_path / "half.keras")
-    resumed = mk.train.Loop(loop.strategy, mk.train.Step.from_compiled(model))
-    history = resumed.fit(data, epochs=3, initial_epoch=2, verbose=0).history
-    assert set(history) == {"loss", "mae"}
-    assert_replicas_equal(resumed)
-    assert len(resumed.step.variables) == len(loop.step.variables)
-    for new, old in zip(resumed.step.variables, loop.step.variables, strict=True):
-        np.testing.assert_array_equal(new.value.numpy(), old.value.numpy(), err_msg=old.path)
-    assert int(model.optimizer.iterations.numpy()) == 15
 
 
 @pytest.mark.slow

@@ -66,19 +66,6 @@ def test_the_global_gradient_is_clipped_then_transformed(make_loop: Any, numbers
     assert largest_difference([*loop.step.model.get_weights(), *_states(loop)], [kernel, bias, *means, 2]) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "options"), [(("central_storage", 2), {}), (THREE, {}), (THREE, {"shard_optimizer": True})]
-)
-def test_replicas_come_to_what_one_does(make_loop: Any, numbers: Any, where: Any, options: Any) -> None:
-    """Small weights are joined for the optimizer, and not for the transforms."""
-    loops = make_loop(("one_device", 1), _net, _adam, **BOTH), make_loop(where, _net, _adam, **BOTH, **options)
-    for loop in loops:
-        train(loop, cut(*numbers, sizes=[30, 4, 1]))
-    assert largest_difference(*(loop.step.model.get_weights() for loop in loops)) < 1e-6  # measured: 1.2e-7
-    assert largest_difference(*map(_states, loops)) < 1e-5  # measured: 1.7e-6
-
-
 class _Leave(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 2:

@@ -96,30 +96,6 @@ class DCGAN(WGAN):
         return {"d_loss": self.d_loss_t.result(), "g_loss": self.g_loss_t.result()}
 
 
-class ConditionalGAN(DCGAN):
-    """Labels beside the pictures, and beside the noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.d, self.g = dense(8, 16, 1), dense(5, 16, 6)
-
-    def train_step(self, data):
-        real, z = data
-        kind = tf.one_hot(tf.cast(real[:, 0] > 0, tf.int32), 2)
-        with tf.GradientTape(persistent=True) as tape:
-            fake = tf.concat([self.g(tf.concat([z, kind], -1), training=True), kind], -1)
-            judged, true = self.d(fake, training=True), self.d(tf.concat([real, kind], -1), training=True)
-            d_loss = 0.5 * (self.loss_fn(tf.zeros_like(judged), judged) + self.loss_fn(tf.ones_like(true), true))
-            g_loss = self.loss_fn(tf.ones_like(judged), judged)
-        d, g = self.d.trainable_variables, self.g.trainable_variables
-        of_d, of_g = tape.gradient(d_loss, d), tape.gradient(g_loss, g)
-        self.d_opt.apply_gradients(zip(of_d, d))
-        self.g_opt.apply_gradients(zip(of_g, g))
-        self.d_loss_t.update_state(d_loss)
-        self.g_loss_t.update_state(g_loss)
-        return {m.name: m.result() for m in self.metrics}
-
-
 class CycleGAN(keras.Model):
     """Four nets, four optimizers, a persistent tape, and logs of the last batch as they are."""
 
@@ -233,31 +209,6 @@ class MeanTeacher(keras.Model):
         return {"raw": loss}  # of the last batch
 
 
-class Penalized(Tracked):
-    """An autoencoder whose code is to change little: the gradient of a gradient; a layer with add_loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.coder = keras.Sequential(
-            [keras.Input((6,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.ActivityRegularization(0.01), L.Dense(2)]
-        )
-        self.decoder = dense(2, 8, 6)
-
-    def call(self, x):
-        return self.decoder(self.coder(x))
-
-    def train_step(self, data):
-        x, _ = data
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                code = self.coder(x, training=True)
-            slope = inner.batch_jacobian(code, x)
-            loss = tf.reduce_mean((self.decoder(code) - x) ** 2) + 0.1 * tf.reduce_mean(slope**2)
-            loss += sum(self.losses)
-        return self.minimize(tape, loss)
-
-
 class TwoTasks(keras.Model):
     """One trunk, two heads, an optimizer for each; a metric over rows, with weights."""
 
@@ -346,27 +297,6 @@ class Synchronized(Tracked):
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         self.tracker.update_state(self.error)
         return {"loss": self.tracker.result(), "added": self.added, "still": tf.add_n(self.losses)}
-
-
-class VQ(Tracked):
-    """A straight-through estimator and a code book that is trained by its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.decoder = dense(6, 8, 2), dense(2, 8, 6)
-        self.book = self.add_weight(shape=(2, 5), initializer="random_uniform", name="book")
-
-    def train_step(self, data):
-        x, _ = data
-        with tf.GradientTape() as tape:
-            code = self.encoder(x)
-            book = tf.convert_to_tensor(self.book)
-            distance = tf.reduce_sum(code**2, 1, keepdims=True) + tf.reduce_sum(book**2, 0) - 2 * code @ book
-            taken = tf.one_hot(tf.argmin(distance, 1), 5) @ tf.transpose(book)
-            loss = 0.25 * tf.reduce_mean((tf.stop_gradient(taken) - code) ** 2)
-            loss += tf.reduce_mean((taken - tf.stop_gradient(code)) ** 2)
-            loss += tf.reduce_mean((self.decoder(code + tf.stop_gradient(taken - code)) - x) ** 2)
-        return self.minimize(tape, loss)
 
 
 class SimSiam(Tracked):
@@ -513,10 +443,8 @@ def logits():
 MODELS = {
     "wgan": made(WGAN, d_opt=adam(beta_1=0.5), g_opt=adam(beta_1=0.5)),
     "dcgan": made(DCGAN, d_opt=adam(), g_opt=lambda: keras.optimizers.RMSprop(1e-2), loss_fn=logits),
-    "conditional_gan": made(ConditionalGAN, d_opt=adam(), g_opt=adam(), loss_fn=logits),
     "cyclegan": made(CycleGAN, rate=lambda: 5e-3),
     "vae": made(VAE, optimizer=adam()),
-    "vq": made(VQ, optimizer=adam()),
     "distillation": made(
         Distiller,
         optimizer=sgd(0.05, momentum=0.9),
@@ -525,7 +453,6 @@ MODELS = {
     ),
     "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
     "simsiam": made(SimSiam, optimizer=sgd(0.1, momentum=0.9)),
-    "penalized": made(Penalized, optimizer=adam(clipnorm=0.5)),
     "two_tasks": made(
         TwoTasks,
         first=lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)),

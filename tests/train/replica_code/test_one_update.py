@@ -21,7 +21,7 @@ from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-ONE_UPDATE = {"vae", "vq", "distillation", "simsiam", "penalized", "late", "reshapes", "weighted"}
+ONE_UPDATE = {"vae", "distillation", "simsiam", "late", "reshapes", "weighted"}
 
 
 def _dataset(rows: int = 50) -> Any:

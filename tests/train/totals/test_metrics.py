@@ -27,22 +27,6 @@ def _assert_metrics_equal(make_loop: Any, last: Any, loss: str, make: Any, x: np
         np.testing.assert_allclose(logs[name], metric.result(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow
-def test_multiclass_metrics_equal_keras_on_one_device(make_loop: Any, numbers: Any) -> None:
-    """In a training, one with a value per class: checkpoints/test_resume.py; F1 and AUC: the equivalence table."""
-
-    def make() -> dict[str, Any]:
-        m = keras.metrics
-        return {
-            "f1": m.F1Score(name="f1"),  # one value per class
-            "iou": m.OneHotMeanIoU(num_classes=3, name="iou"),
-            "auc": m.AUC(multi_label=True, num_labels=3, name="auc"),
-        }
-
-    y = np.eye(3, dtype="float32")[np.digitize(numbers[1][:, 0], [-1.0, 4.0])]
-    _assert_metrics_equal(make_loop, (3, "softmax"), "categorical_crossentropy", make, numbers[0], y)
-
-
 def test_binary_metrics_equal_keras_on_one_device(make_loop: Any, numbers: Any, strategy_of: Any) -> None:
     def make() -> dict[str, Any]:
         m = keras.metrics
