@@ -14,14 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from claims import MEASURED, PAGES, checked, compares, main
-from pages import put_between
+from claims import MEASURED, PAGES, checked, compares
 
 import mirrorkit
 from mirrorkit.data import sources
-
-# --- every Python block of README and docs is run, prints show what the page says, and links and the navigation hold
-
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,24 +72,6 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, ca
     remaining = iter(printed)
     for expected in promised(source):
         assert any(line == expected for line in remaining), f"{expected!r} is not printed (in this order): {printed}"
-
-
-def test_a_table_goes_between_its_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<begin>\n\nold\n\n<end>\nafter\n")
-    put_between(page, "new", "<begin>", "<end>")
-    assert page.read_text() == "before\n<begin>\n\nnew\n\n<end>\nafter\n"
-    with pytest.raises(SystemExit):
-        put_between(page, "new", "<begin>", "<another>")
-
-
-def test_the_checker_sees_code_and_claims():
-    page = (
-        "text\n```python\nprint(1 + 1)  # 2\n```\nprint(9)  # 9\n```\nshell\n```\n```python\nx = 3  # no claim\n```\n"
-    )
-    source = python_only(page)
-    assert source.splitlines() == ["", "", "print(1 + 1)  # 2", "", "", "", "", "", "", "x = 3  # no claim", ""]
-    assert promised(source) == ["2"]
 
 
 def test_code_that_is_not_run_is_python_and_is_known():
@@ -251,21 +229,3 @@ def test_a_comparison_says_when_it_was_checked(page):
         assert lines, f"{page.name} lacks a line such as 'Checked on {TODAY}: Keras 3.15.1.'"
         assert all(re.search(r"[a-z] \d+\.\d+", what) for _, what in lines), "no version"
         assert all(date <= datetime.date.today() for date, _ in lines)
-
-
-def test_comparisons_are_found():
-    found = {page.name for page in PAGES if compares(page.read_text())}
-    assert {"why.md", "ddp.md", "differences.md", "porting.md", "containers.md"} | MEASURED <= found
-    assert compares("text\n\n| | Horovod | mirrorkit |\n|---|---|\n| for | all |\n")
-    assert not compares("| what | how |\n|---|---|\n| Horovod | mirrorkit |\n")
-
-
-def test_claims_older_than_a_year_are_listed(tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("text\n\nChecked on 2025-11-26: Keras 3.12,\nHorovod 0.28.1.\n\nChecked on 2025-11-27: orbit 2.\n")
-    assert main([page], TODAY) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "OLD 2025-11-26 page.md: Keras 3.12, Horovod 0.28.1.",
-        "2025-11-27 page.md: orbit 2.",
-    ]
-    assert main([page], TODAY - datetime.timedelta(1)) == 0

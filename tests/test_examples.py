@@ -17,9 +17,6 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit.devices import onednn
 
-# --- every example is run as a user runs it, in a process of its own, and what it prints is checked
-
-
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NAMES = [path.name for path in EXAMPLES]
@@ -214,16 +211,6 @@ def is_told(expected: str, output: str) -> bool:
     numbers = re.findall(NUMBER, expected)
     found = re.finditer(rf"\s*({NUMBER})".join(words), output)
     return any(all(map(is_close, match.groups(), numbers)) for match in found)
-
-
-def test_another_number_is_not_what_readme_says() -> None:
-    told = "2 replicas on CPU:0 CPU:1: 1e-07 from NumPy's, loss 0.5"
-    assert is_told(told, told.replace("1e-07", "3e-08").replace("0.5", "0.47"))
-    for other in ("1e-04", "0.001", "2"):
-        assert not is_told(told, told.replace("1e-07", other))
-    assert not is_told(told, told.replace("0.5", "0.8"))
-    assert not is_told(told, told.replace("CPU:1", "CPU:2"))
-    assert not is_told("the same: True", "the same: False")
 
 
 def test_every_script_is_short_and_explained() -> None:

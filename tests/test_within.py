@@ -11,8 +11,6 @@ from mirrorkit.arguments import is_whole, seconds, whole_number
 from mirrorkit.errors import ArgumentError, FileError
 from mirrorkit.within import within
 
-# --- calls that wait for something outside: what they give, and what is said of one that does not end
-
 
 def test_a_call_gives_what_it_gives() -> None:
     assert within("a sum", 60, sum, (1, 2), start=3) == 6

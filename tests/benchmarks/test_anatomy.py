@@ -54,9 +54,6 @@ def test_the_parts_of_a_users_own_step_are_unknown(strategy_of):
         anatomy(mk.train.Loop(strategy_of("mirrored", 2), Own()), None)
 
 
-# --- the input without a training: which rows a worker reads and counts, and the rates made of them
-
-
 # --- the variants of a step, by the anatomy that is made of them: what is slow is found, and nothing is changed
 
 

@@ -1,22 +1,16 @@
-"""What benchmarks are made of: the machine, processes, turns, layouts, reports and charts."""
+"""What benchmarks are made of: the machine, turns, layouts and figures."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from pathlib import Path
 
 import pytest
 from harness.machine import about, in_a_line
 from harness.measure import Turns, in_turns
-from harness.processes import Group, Member
 from harness.report import figures, span
 from harness.topology import Topology
 
 from mirrorkit.errors import ArgumentError, MirrorkitError
-
-# --- what a figure is read with: the machine, versions, environment
 
 
 def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
@@ -27,36 +21,6 @@ def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
     assert found["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "1"
     assert not others & set(found["environment"])
     assert "; TF_ENABLE_ONEDNN_OPTS=1" in in_a_line(found)
-
-
-# --- the processes of a benchmark: their environments and cores, one that fails, and calls at the same time
-
-
-@pytest.fixture(autouse=True)
-def _subjects(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
-def test_members_have_environments_and_cores_of_their_own_and_work_together(tmp_path):
-    own = sorted(os.sched_getaffinity(0))
-    members = [Member({"number": i}, {"WHO": f"number {i}"}, core=i + 1) for i in range(2)]
-    with Group("group_subjects:Number", *members, timeout=60) as group:
-        assert group.call("who") == "number 0"
-        assert group.call("number_and_cores") == (0, [own[1 % len(own)]])
-        assert group.call("meet", folder=str(tmp_path)) == 0
-    assert sorted(os.sched_getaffinity(0)) == own
-
-
-def test_one_that_fails_ends_the_wait_for_the_others():
-    members = [Member({"number": 0}), Member({"number": 1})]
-    with Group("group_subjects:Number", *members, timeout=120) as group:
-        start = time.monotonic()
-        with pytest.raises(MirrorkitError, match="number 1 fails"):
-            group.call("fail_if_one_else_wait")
-        assert time.monotonic() - start < 60
-
-
-# --- measurements in turns and within a budget, on processes and a clock that are made up
 
 
 def test_turns_alternate_and_one_that_fails_gets_no_more():
@@ -82,9 +46,6 @@ def test_no_whole_number_of_turns_is_refused(repeats):
         in_turns({"a": lambda: 1.0}, repeats)
 
 
-# --- layouts: which replicas, and the processes that make them up
-
-
 def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():
     members = Topology("parameter_server", "workers", 2).members()
     tasks = [json.loads(member.environment["TF_CONFIG"])["task"]["type"] for member in members]
@@ -101,6 +62,3 @@ def test_figures_are_median_best_and_spread():
     assert span(found) == (10.0, 30.0)
     assert figures([], "broken") == {"error": "broken"}
     assert span({"error": "broken"}) is None
-
-
-# --- charts: what stands where on the axes, and the files

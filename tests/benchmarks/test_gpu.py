@@ -12,8 +12,6 @@ from on_gpus import processes
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-# --- examples/benchmarks/gpu.py: its report, on measurements that are made up; and one whole rehearsal
-
 
 def linear_step():
     net = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])

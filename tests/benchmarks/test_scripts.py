@@ -14,8 +14,6 @@ from all_reduce import collectives
 
 from mirrorkit.errors import StrategyError
 
-# --- the other scripts of examples/benchmarks on little work
-
 
 @pytest.mark.slow  # five processes
 def test_workers_beside_independent_jobs(script, tmp_path):
@@ -35,6 +33,7 @@ def test_workers_beside_independent_jobs(script, tmp_path):
     assert re.search(r"workers / apart: median \d\.\d+, .* n = 2", done.stdout)
 
 
+PEERS = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 640 --rounds 2 --epochs 2"
 WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memory
 
 
@@ -42,6 +41,7 @@ WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memo
 @pytest.mark.parametrize(
     ("command", "rows", "smaller"),
     [
+        (f"against_peers {PEERS} --contenders loop-resident,hand,fit@1", 3, {}),
         ("input_pipeline --examples 128 --rounds 1", 5, {"STEP": 0.0, "SIZE": 32}),
         ("epochs_memory --epochs 20", 10, {}),
         ("kinds_of_work --kinds tabular --replicas 2 --rounds 2 --turns 2 --epochs 1 --steps 2", 8, {}),
@@ -85,46 +85,6 @@ def test_mistakes_are_told_before_the_measurement(command, message, script, caps
     with pytest.raises(SystemExit, match="2"):
         script(name).main()
     assert message in capsys.readouterr().err
-
-
-# --- examples/benchmarks/against_peers.py on little work
-
-
-WORK = "--net linear --replicas 2 --batch-size 64 --data synthetic --examples 640 --rounds 2"
-
-
-@pytest.fixture
-def against_peers(script):
-    return script("against_peers")
-
-
-@pytest.fixture
-def run(against_peers, in_this_process, monkeypatch, tmp_path, capsys):
-    """`run("--contenders loop")` gives the rows and what was printed."""
-
-    def run(options):
-        monkeypatch.setattr(against_peers, "Group", in_this_process)
-        figures = tmp_path / "figures.json"
-        command = ["against_peers.py", *WORK.split(), *options.split(), "--json", str(figures)]
-        monkeypatch.setattr("sys.argv", command)
-        against_peers.main()
-        return json.loads(figures.read_text())["rows"], capsys.readouterr().out
-
-    return run
-
-
-@pytest.mark.slow  # four trainings compile
-def test_against_peers_puts_the_loop_beside_others_and_names_who_cannot_run(check_rows, run):
-    rows, printed = run("--epochs 8 --contenders loop-resident,hand,fit@1,loop-apart,loop@999")
-    assert [row["contender"] for row in rows] == ["loop-resident", "hand", "fit@1", "loop-apart", "loop@999"]
-    check_rows(rows[:4])
-    for row in rows[:4]:
-        assert row["n"] == 16  # rounds x epochs
-        assert row["ratio"] == pytest.approx(rows[0]["best"] / row["best"])
-    for row in rows[:3]:
-        assert row["accuracy"] == pytest.approx(rows[0]["accuracy"], abs=0.05), "the same training"
-    assert "999" in rows[4]["error"]
-    assert "DeviceArgumentError" in printed
 
 
 # --- examples/benchmarks/all_reduce.py: GB/s of all-reduces: short real runs, and refusals
@@ -178,27 +138,3 @@ def test_workers_send_rows_and_not_tables(script):
     for optimizer in ("adagrad", "adam"):
         (rows,) = benchmark.measured("rows", optimizer, steps=2, epochs=1)
         assert all(0.2e6 < one <= 1e6 for one in rows), (optimizer, rows)
-
-
-# --- examples/benchmarks/first_update.py: its table, of measurements that are made up
-
-
-SECONDS = {"first": [3.0, 2.0, 4.0], "checks": [1.0, 0.5, 1.0], "tracing": [0.75, 0.5, 0.5], "step": [0.125] * 3}
-
-
-def test_the_table_has_the_ratio_without_the_checks(script, monkeypatch, capsys):
-    """A contender other than the first takes twice the time."""
-    first_update = script("first_update")
-
-    def measured(jobs, options):
-        times = zip(jobs, (1, 2), strict=True)
-        return {name: {what: [by * one for one in of] for what, of in SECONDS.items()} for name, by in times}
-
-    monkeypatch.setattr(first_update, "measured", measured)
-    monkeypatch.setattr("sys.argv", ["first_update.py", "--nets", "mnist_cnn", "--replicas", "2", "--layers"])
-    first_update.main()
-    printed = capsys.readouterr().out
-    ratios = "0.50 | 0.50 to 0.50 | 1.00 | 0.50 | 0.33 | 0.33 to 0.38 |"
-    assert f"| mnist_cnn | 2 | 3.00 | 2.00 to 4.00 | 6.00 | 4.00 to 8.00 | {ratios}" in printed
-    assert "n = 3 processes each" in printed
-    assert printed.count("Not measured by") == 1

@@ -14,8 +14,6 @@ from mirrorkit._keras import keras
 from mirrorkit.checks.bits import checksums, from_words, to_words
 from mirrorkit.errors import StepError
 
-# --- what each device of a training holds and computes
-
 
 def made(layout: Any) -> mk.checks.OnDevices:
     strategy = mk.strategy.create("one_device", devices=["cpu:0"]) if layout is None else layout.strategy()

@@ -23,11 +23,6 @@ def classes(rng: np.random.Generator, count: int) -> Rows:
     return x, np.argmax(x[:, :3] + 0.5 * rng.normal(size=(count, 3)), 1)
 
 
-def two_classes(rng: np.random.Generator, count: int) -> Rows:
-    x, y = regression(rng, count)
-    return x, (y > 0).astype("float32")
-
-
 def one_hot(rng: np.random.Generator, count: int) -> Rows:
     x, y = classes(rng, count)
     return x, np.eye(3, dtype="float32")[y]
@@ -54,19 +49,6 @@ class Squared(keras.losses.Loss):
 def error_map(y: Any, y_pred: Any) -> Any:
     """A value for each number of an example."""
     return K.abs(y - y_pred) ** 1.5
-
-
-def pinball(y: Any, y_pred: Any) -> Any:
-    """Three quantiles at once."""
-    error = y - y_pred
-    at = K.convert_to_tensor([0.1, 0.5, 0.9])
-    return K.mean(K.maximum(at * error, (at - 1) * error), axis=-1)
-
-
-def normal_likelihood(y: Any, y_pred: Any) -> Any:
-    """Mean and log of the variance from one net."""
-    mean, log_variance = y_pred[:, :1], y_pred[:, 1:]
-    return K.mean(log_variance + (y - mean) ** 2 * K.exp(-log_variance), axis=-1)
 
 
 class Residual(keras.layers.Layer):
@@ -108,34 +90,6 @@ _m, _o = keras.metrics, keras.optimizers
 ENTRIES = [
     Fit(name="linear regression", data=split(regression), model=net(dense(1)), metrics=lambda: ["mae"]),
     Fit(
-        name="logistic regression; AUC, precision, recall",
-        data=split(two_classes),
-        model=net(dense(1, "sigmoid")),
-        loss=lambda: "binary_crossentropy",
-        metrics=lambda: ["accuracy", _m.AUC(name="auc"), _m.Precision(name="precision"), _m.Recall(name="recall")],
-    ),
-    Fit(
-        name="softmax on one-hot labels; F1, top-2 accuracy",
-        data=split(one_hot),
-        model=net(dense(8, "tanh"), dense(3, "softmax")),
-        loss=lambda: "categorical_crossentropy",
-        metrics=lambda: [_m.F1Score(average="macro", name="f1"), _m.TopKCategoricalAccuracy(2, name="top2")],
-    ),
-    Fit(
-        name="quantile regression (a loss function)",
-        data=split(regression),
-        model=net(dense(8, "softplus"), dense(3)),
-        optimizer=lambda: _o.Adam(0.01),
-        loss=lambda: pinball,
-    ),
-    Fit(
-        name="heteroscedastic regression",
-        data=split(regression),
-        model=net(dense(8, "tanh"), dense(2)),
-        optimizer=lambda: _o.Adam(0.01),
-        loss=lambda: normal_likelihood,
-    ),
-    Fit(
         name="residual blocks as custom layers",
         data=split(classes),
         model=net(lambda: Residual(4), lambda: Residual(4), dense(3)),
@@ -171,12 +125,5 @@ ENTRIES = [
         model=net(dense(4, "tanh"), dense(8), shape=(8,)),
         loss=lambda: error_map,
         metrics=lambda: [_m.RootMeanSquaredError(name="rmse"), _m.CosineSimilarity(name="cosine")],
-    ),
-    Fit(
-        name="hinge loss, labels -1 and 1; R2",
-        data=lambda: tuple((x, np.sign(y)) for x, y in split(regression)()),
-        model=net(dense(8, "tanh"), dense(1)),
-        loss=lambda: "squared_hinge",
-        metrics=lambda: [_m.R2Score(name="r2")],
     ),
 ]

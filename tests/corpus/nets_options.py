@@ -56,38 +56,6 @@ class Sparse(L.Layer):
         return x
 
 
-class Recomputed(L.Layer):
-    """A hidden layer that the backward pass computes again; `how` makes such a function of it."""
-
-    def __init__(self, how: Any) -> None:
-        super().__init__()
-        self.inner = L.Dense(6, "tanh", kernel_regularizer="l2")
-        self.function = how(self.inner)
-
-    def build(self, shape: Any) -> None:
-        self.inner.build(shape)
-
-    def call(self, x: Any) -> Any:
-        return self.function(x)
-
-
-class Reversed(L.Layer):
-    """Turns its gradient round, and gives its weight twice its own."""
-
-    def build(self, shape: Any) -> None:
-        self.factor = self.add_weight(shape=shape[-1:], initializer="ones", name="factor")
-
-    def call(self, x: Any) -> Any:
-        @tf.custom_gradient
-        def scaled(x: Any) -> Any:
-            def gradient(upstream: Any, variables: Any = None) -> Any:
-                return -upstream * variables[0], [2 * K.sum(upstream * x, axis=0)]
-
-            return x * self.factor, gradient
-
-        return scaled(x)
-
-
 class Centered(L.Layer):
     """Keeps a moving mean of its inputs, which nobody synchronizes, and what it returns holds those of the batch."""
 
@@ -199,16 +167,6 @@ ENTRIES = [
         refused="depends on the other examples",
         refused_on=(TWO, WORKERS),
         loss=lambda: keras.losses.MeanSquaredError(),
-    ),
-    Fit(
-        name="a layer in tf.recompute_grad",
-        data=split(regression),
-        model=net(dense(5, "tanh"), lambda: Recomputed(tf.recompute_grad), dense(1)),
-    ),
-    Fit(
-        name="a gradient by hand, of inputs and weights",
-        data=split(regression),
-        model=net(dense(6, "tanh"), Reversed, dense(1)),
     ),
     Fit(
         name="gradient clipping by global norm",

@@ -31,11 +31,6 @@ def segments(rng: np.random.Generator, count: int) -> Rows:
     return x, (x[..., 0] > 0.3).astype("int64") + (x[..., 0] > 1.5)
 
 
-def noisy(rng: np.random.Generator, count: int) -> Rows:
-    clean = floats(rng, count)[0]
-    return (clean + 0.2 * rng.normal(size=clean.shape)).astype("float32"), clean
-
-
 def conv(filters: int, activation: str | None = None, **options: Any) -> Any:
     return lambda: L.Conv2D(filters, 3, activation=activation, padding="same", **options)
 
@@ -63,15 +58,6 @@ def u_net() -> Any:
     x = block(L.Concatenate()([L.Conv2DTranspose(6, 2, 2)(middle), second]), 6)
     x = block(L.Concatenate()([L.UpSampling2D()(x), first]), 4)
     return keras.Model(inputs, L.Conv2D(3, 1)(x))
-
-
-def mobile_block() -> Any:
-    inputs = keras.Input((8, 8, 1))
-    x = L.SeparableConv2D(6, 3, padding="same")(inputs)
-    x = L.Activation("silu")(L.GroupNormalization(2)(x))
-    x = L.LayerNormalization()(L.DepthwiseConv2D(3, padding="same")(x))
-    squeezed = L.Dense(6, "sigmoid")(L.GlobalAveragePooling2D(keepdims=True)(x))
-    return keras.Model(inputs, L.Dense(3)(L.Flatten()(L.AveragePooling2D(4)(x * squeezed))))
 
 
 _head = (L.GlobalAveragePooling2D, dense(3))
@@ -116,26 +102,6 @@ ENTRIES = [
         optimizer=lambda: _o.Adam(0.01),
         loss=logits,
         metrics=lambda: ["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False, name="iou")],
-    ),
-    Fit(
-        name="separable convolutions, squeeze and excite, GroupNorm",
-        data=split(floats),
-        model=mobile_block,
-        optimizer=lambda: _o.AdamW(0.01),
-        loss=logits,
-        metrics=lambda: ["accuracy"],
-    ),
-    Fit(
-        name="denoising autoencoder, transposed convolutions",
-        data=split(noisy),
-        model=net(
-            lambda: L.Conv2D(4, 3, 2, "same", activation="tanh"),
-            lambda: L.Conv2DTranspose(4, 3, 2, "same", activation="tanh"),
-            conv(1),
-            shape=(8, 8, 1),
-        ),
-        optimizer=lambda: _o.Adam(0.01),
-        metrics=lambda: ["mae"],
     ),
     Fit(
         name="CNN, plain BatchNorm",

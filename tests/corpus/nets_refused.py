@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from entries import BATCH, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, logits, net, recipe, split
-from nets_dense import classes, regression
+from entries import BATCH, TWO, WORKERS, Fit, Rows, Script, Trained, batched, dense, net, recipe, split
+from nets_dense import regression
 from nets_own_steps import embedding_net
-from nets_sequences import LENGTH, WORDS, series, transformer
+from nets_sequences import LENGTH, series
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -23,11 +22,6 @@ def correlation(y: Any, y_pred: Any) -> Any:
     """One number for the whole batch."""
     y, y_pred = y - K.mean(y), y_pred - K.mean(y_pred)
     return 1 - K.sum(y * y_pred) / K.sqrt(K.sum(y**2) * K.sum(y_pred**2) + 1e-6)
-
-
-def relative(y: Any, y_pred: Any) -> Any:
-    """A value for each example, divided by the spread of the batch's targets."""
-    return K.mean((y - y_pred) ** 2, axis=-1) / (K.var(y) + 1e-3)
 
 
 class Watched(L.Layer):
@@ -53,46 +47,9 @@ class Clipped(L.Layer):
         return clipped(x)
 
 
-class Unnormal(L.Layer):
-    """Centres the rows by the mean of the batch at hand, in prediction too."""
-
-    def call(self, x: Any) -> Any:
-        return x - K.mean(x, axis=0, keepdims=True)
-
-
-class SumOfActivity(L.Layer):
-    """A penalty that grows with the batch."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(1e-3 * K.sum(x**2))
-        return x
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self) -> None:
-        super().__init__(name="largest")
-        self.seen = self.add_weight(name="seen", initializer="zeros")
-
-    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.seen.assign(K.maximum(self.seen, K.max(K.abs(y - y_pred))))
-
-    def result(self) -> Any:
-        return self.seen + 0.0  # not the variable itself, which Keras reads after the validation
-
-
 def stateful() -> Any:
     inputs = keras.Input((LENGTH, 1), batch_size=BATCH)
     return keras.Model(inputs, L.Dense(1)(L.LSTM(4, stateful=True)(inputs)))
-
-
-def to_ten(rng: np.random.Generator, count: int) -> Rows:
-    x, y = regression(rng, count)
-    return x, y[:, 0]
-
-
-def marked_with_minus_one(rng: np.random.Generator, count: int) -> Rows:
-    x = rng.integers(1, WORDS, (count, LENGTH))
-    return x, np.where(x % 4 == 0, -1, np.roll(x, -1, axis=1))
 
 
 def _by_hand(loss_fn: Callable[..., Any]) -> Callable[[Rows, Rows], Trained]:
@@ -153,32 +110,9 @@ ENTRIES = [
         refused_on=SEVERAL,
     ),
     Fit(
-        name="a loss that is divided by a statistic of the batch",
-        data=split(regression),
-        model=_small,
-        optimizer=lambda: _o.SGD(0.02),
-        loss=lambda: relative,
-        refused="The loss (relative) of a batch is not that of its parts",
-        refused_on=SEVERAL,
-    ),
-    Fit(
         name="a gradient clipped within the net",
         data=split(regression),
         model=net(dense(6, "tanh"), Clipped, dense(1)),
-    ),
-    Fit(
-        name="add_loss of a sum",
-        data=split(regression),
-        model=net(dense(6, "tanh"), SumOfActivity, dense(1)),
-        refused="Add a mean over the rows",
-        refused_on=SEVERAL,
-    ),
-    Fit(
-        name="a layer that centres the batch",
-        data=split(regression),
-        model=net(dense(6, "tanh"), Unnormal, dense(1)),
-        refused="a layer uses all rows of its batch",
-        refused_on=SEVERAL,
     ),
     Fit(
         name="stateful LSTM",
@@ -186,36 +120,6 @@ ENTRIES = [
         model=lambda: stateful(),
         optimizer=lambda: _o.Adam(0.01),
         refused="The layer 'lstm' has stateful=True",
-    ),
-    Fit(
-        name="a metric that keeps the largest error",
-        data=split(regression),
-        model=_small,
-        metrics=lambda: [Largest()],
-        with_variables=True,
-        refused="does not mean the same on shares of a batch",
-        refused_on=SEVERAL,
-    ),
-    Fit(
-        name="targets [N], outputs [N, 10], mse",
-        data=split(to_ten),
-        model=net(dense(6, "tanh"), dense(10)),
-        refused="does not take targets [N]",
-    ),
-    Fit(
-        name="loss with reduction sum",
-        data=split(regression),
-        model=_small,
-        optimizer=lambda: _o.SGD(0.01),
-        loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
-    ),
-    Fit(
-        name="language model, ignore_class=-1 in mk.data.arrays",
-        data=split(marked_with_minus_one),
-        model=lambda: transformer(WORDS, causal=True),
-        optimizer=lambda: _o.SGD(0.05),
-        loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
-        refused="pass labels.astype('float32')",
     ),
     Script(
         name="Step.from_loss: the hardest negative of the batch",
@@ -225,28 +129,4 @@ ENTRIES = [
         refused="for an example depends on the other examples of its batch",
         refused_on=SEVERAL,
     ),
-    Fit(
-        name="unbuilt Sequential",
-        data=split(classes),
-        model=lambda: keras.Sequential([L.Dense(6, "tanh"), L.BatchNormalization(synchronized=True), L.Dense(3)]),
-        loss=logits,
-        metrics=lambda: ["accuracy"],
-    ),
-    Fit(
-        name="unbuilt subclassed model",
-        data=split(classes),
-        model=lambda: Plain(),
-        optimizer=lambda: _o.Adam(0.01),
-        loss=logits,
-        metrics=lambda: ["accuracy"],
-    ),
 ]
-
-
-class Plain(keras.Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.head = L.Dense(6, "tanh"), L.Dense(3)
-
-    def call(self, x: Any) -> Any:
-        return self.head(self.hidden(x))

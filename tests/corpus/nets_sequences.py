@@ -103,13 +103,6 @@ SUMMED = "`fit` with an optimizer that sees the gradient of an Embedding ([why](
 _words = {"shape": (LENGTH,), "dtype": "int32"}
 ENTRIES = [
     Fit(
-        name="SimpleRNN, forecast",
-        data=split(series),
-        model=net(lambda: L.SimpleRNN(6), dense(1), shape=(LENGTH, 1)),
-        optimizer=lambda: _o.Adam(0.01),
-        metrics=lambda: ["mae"],
-    ),
-    Fit(
         name="LSTM on masked sequences",
         data=split(padded),
         model=net(L.Masking, lambda: L.LSTM(5), dense(2), shape=(LENGTH, 2)),
@@ -122,19 +115,6 @@ ENTRIES = [
         data=split(series),
         model=net(lambda: L.Bidirectional(L.GRU(3)), dense(1), shape=(LENGTH, 1)),
         optimizer=lambda: _o.RMSprop(0.01),
-    ),
-    Fit(
-        name="1-D convolutions, causal",
-        data=split(series),
-        model=net(
-            lambda: L.Conv1D(4, 2, padding="causal", activation="tanh"),
-            lambda: L.Conv1D(4, 2, padding="causal", dilation_rate=2, activation="tanh"),
-            L.Flatten,
-            dense(1),
-            shape=(LENGTH, 1),
-        ),
-        optimizer=lambda: _o.Adam(0.01),
-        loss=lambda: keras.losses.Huber(),
     ),
     Fit(
         name="bag of words: Embedding, mean under a mask, SGD",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from entries import EPOCHS, Fit, Rows, Script, Trained, batched, dense, logits, net, split
 from nets_dense import regression
 from nets_sequences import SUMMED, summed_rows, texts
@@ -36,24 +35,9 @@ def clicks(rng: np.random.Generator, count: int) -> Rows:
     return {**x, "age": age}, ((x["user"] + x["item"]) % 3 == 0).astype("float32")
 
 
-def pairs(rng: np.random.Generator, count: int) -> Rows:
-    a, b = rng.normal(size=(count, 3)).astype("float32"), rng.normal(size=(count, 2)).astype("float32")
-    return (a, b), (a.sum(1) * b.sum(1))[:, None]
-
-
-def two_targets(rng: np.random.Generator, count: int) -> Rows:
-    x, y = regression(rng, count)
-    return x, {"size": y, "sign": (y[:, 0] > 0).astype("int64")}
-
-
 def nested_targets(rng: np.random.Generator, count: int) -> Rows:
     x, y = regression(rng, count)
     return x, {"heads": {"size": y, "half": y / 2}, "sum": x.sum(1, keepdims=True)}
-
-
-def tuple_targets(rng: np.random.Generator, count: int) -> Rows:
-    x, y = regression(rng, count)
-    return x, (y, x.sum(1, keepdims=True))
 
 
 def colours(rng: np.random.Generator, count: int) -> Rows:
@@ -81,21 +65,6 @@ def wide_and_deep() -> Any:
     return keras.Model({"user": user, "item": item}, wide + L.Dense(1)(L.Dense(8, "tanh")(deep)))
 
 
-class Factors(keras.Model):
-    """Matrix factorization: a vector and a bias for each user and item."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.users, self.items = L.Embedding(USERS, 4), L.Embedding(ITEMS, 4)
-        self.user_bias, self.item_bias = L.Embedding(USERS, 1), L.Embedding(ITEMS, 1)
-        self({"user": tf.zeros((1, 1), "int64"), "item": tf.zeros((1, 1), "int64")})
-
-    def call(self, x: Any) -> Any:
-        user, item = x["user"][:, 0], x["item"][:, 0]
-        affinity = keras.ops.sum(self.users(user) * self.items(item), axis=-1, keepdims=True)
-        return affinity + self.user_bias(user) + self.item_bias(item)
-
-
 def two_towers(users: int = USERS, items: int = ITEMS) -> Any:
     user, item, age = (keras.Input((1,), name=n, dtype=d) for n, d in
                        (("user", "int64"), ("item", "int64"), ("age", "float32")))  # fmt: skip
@@ -105,28 +74,11 @@ def two_towers(users: int = USERS, items: int = ITEMS) -> Any:
     return keras.Model({"user": user, "item": item, "age": age}, L.Dot(1)([query, candidate]))
 
 
-def pair_net() -> Any:
-    a, b = keras.Input((3,)), keras.Input((2,))
-    return keras.Model((a, b), L.Dense(1)(L.Multiply()([L.Dense(5, "tanh")(a), L.Dense(5, "tanh")(b)])))
-
-
-def two_heads() -> Any:
-    inputs = keras.Input((4,))
-    hidden = L.Dense(6, "tanh")(inputs)
-    return keras.Model(inputs, {"size": L.Dense(1)(hidden), "sign": L.Dense(2)(hidden)})
-
-
 def nested_heads() -> Any:
     inputs = keras.Input((4,))
     hidden = L.Dense(6, "tanh")(inputs)
     heads = {"size": L.Dense(1)(hidden), "half": L.Dense(1)(hidden)}
     return keras.Model(inputs, {"heads": heads, "sum": L.Dense(1)(hidden)})
-
-
-def tuple_heads() -> Any:
-    inputs = keras.Input((4,))
-    hidden = L.Dense(6, "tanh")(inputs)
-    return keras.Model(inputs, (L.Dense(1, name="a")(hidden), L.Dense(1, name="b")(hidden)))
 
 
 def two_readings() -> Any:
@@ -212,27 +164,11 @@ ENTRIES = [
         model=wide_and_deep,
         optimizer=lambda: _o.SGD(0.1, momentum=0.9),
     ),
-    Fit(name="matrix factorization", data=split(ratings), model=Factors, optimizer=lambda: _o.SGD(0.5)),
     *map(recommender, _of_large_tables),
-    Fit(name="two inputs as a tuple", data=split(pairs), model=pair_net, optimizer=lambda: _o.Adam(0.02)),
-    Fit(
-        name="two outputs, loss weights, a metric of one",
-        data=split(two_targets),
-        model=two_heads,
-        optimizer=lambda: _o.Adam(0.02),
-        loss=lambda: {"size": keras.losses.Huber(), "sign": logits()},
-        metrics=lambda: {"sign": ["accuracy"]},
-        compiled={"loss_weights": {"size": 1.0, "sign": 0.3}},
-    ),
     Fit(
         name="nested outputs, a loss for all",
         data=split(nested_targets),
         model=nested_heads,
-    ),
-    Fit(
-        name="a tuple of outputs, a loss for all",
-        data=split(tuple_targets),
-        model=tuple_heads,
     ),
     Fit(
         name="a masked output beside another",

@@ -19,9 +19,6 @@ from mirrorkit.data.image_listing import list_classes, list_images
 from mirrorkit.data.record_files import matching
 from mirrorkit.errors import DataError, FileError, RecipeError
 
-# --- image_folder: classes, labels, subsets, corrupt files; test_preparation.py compares its batches with `batches`
-
-
 IMAGES = np.random.default_rng(0).integers(0, 256, (31, 6, 5, 3), dtype=np.uint8)
 LABELS = np.repeat([0, 1, 2], [9, 15, 7])
 NAMES = [f"{'abc'[label]}/{i:02}.png" for i, label in enumerate(LABELS)]
@@ -95,20 +92,6 @@ def test_a_file_that_does_not_suit_the_color_mode_is_not_corrupt(tmp_path):
         list(recipe.dataset())
     told = undecodable_image(str(raised.value))
     assert told.startswith(f"{tmp_path}/a/0.jpg is whole, but cannot be decoded with this color_mode: ")
-
-
-@pytest.mark.slow
-def test_a_corrupt_file_is_named_when_its_batch_comes(own_folder):
-    """To the worker that reads it alone."""
-    (path,) = damage(own_folder, 4)
-    recipe = data.image_folder(own_folder, **FORM)
-    read, (own, other) = iter(recipe.dataset()), [iter(recipe.dataset(input_context=c)) for c in contexts(2)]
-    np.testing.assert_array_equal(next(read)[0], IMAGES[:4])
-    np.testing.assert_array_equal(next(own)[0], IMAGES[:2])
-    np.testing.assert_array_equal([next(other)[0], next(other)[0]], [IMAGES[2:4], IMAGES[6:8]])
-    for reader in (read, own):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=path):
-            next(reader)
 
 
 def test_corrupt_files_are_left_out_where_that_is_asked_for(own_folder, caplog):

@@ -17,9 +17,6 @@ from mirrorkit.errors import DataError
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- resident data: the batches of `mk.data.batches`, gathered on the devices
-
-
 @pytest.fixture(scope="module")
 def split() -> Any:
     rng = np.random.default_rng(0)

@@ -15,8 +15,6 @@ from mirrorkit.data.index_file import read_index
 from mirrorkit.data.record_files import find, flatten, unflatten
 from mirrorkit.errors import DataError, FileError
 
-# --- the TFRecord files of a set: all of them or none, and what is damaged, missing or not writable is named
-
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), FileNotFoundError("camera.raw")])
 def test_an_interrupted_writer_leaves_no_set_and_the_users_error_stays_what_it_is(tmp_path, error):

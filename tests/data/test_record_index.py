@@ -21,9 +21,6 @@ from mirrorkit.data.record_lengths import count_by_reading
 from mirrorkit.data.record_streams import MOST, Streams, between, draw_streams, remaining
 from mirrorkit.errors import DataError
 
-# --- recordIndex: the number of examples and their places, from the headers or by reading
-
-
 LENGTHS = [0, 1, 700, 31, 2, *range(100), 5000]
 
 

@@ -23,9 +23,6 @@ from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, is_
 from mirrorkit.errors import ArgumentError, DataError, FileError
 from mirrorkit.train import Checkpoints
 
-# --- files at addresses: which ones are meant, what is read of them, and what a store that fails leads to
-
-
 pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
 
 

@@ -36,9 +36,6 @@ from mirrorkit.errors import DataError, FileError
 pytestmark = pytest.mark.usefixtures("nowhere", "few_digits")
 
 
-# --- load: every official layout, the order of places, and the error that lists what was tried
-
-
 @pytest.fixture
 def few_digits(monkeypatch):
     monkeypatch.setattr(sources, "synthetic", partial(data.synthetic, train=20, test=5))

@@ -69,22 +69,6 @@ def test_workers_that_differ_in_a_bit_are_red() -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_that_cannot_be_measured_is_red_and_the_others_are_measured(monkeypatch: Any) -> None:
-    train_here = table.train_here
-
-    def broken_on_two(case: Any, kind: str, replicas: int) -> Outcome:
-        if replicas == 2:
-            raise ValueError("no kernel\nand more")
-        return train_here(case, kind, replicas)
-
-    monkeypatch.setattr(table, "train_here", broken_on_two)
-    where = [("mirrored", 2), ("one_device", 1)]
-    row = table.Trainer(["SGD"], where).row("SGD")
-    assert {place: cell.is_red for place, cell in row.items()} == {where[0]: True, where[1]: False}
-    assert str(row[where[0]]) == "**ValueError: no kernel**"
-
-
-@pytest.mark.slow
 def test_the_cases_do_what_they_are_named_after() -> None:
     """Twenty steps that change the weights; steps that overflow, and others that do not."""
     found = plain.train(CASES[_SKIPS], 2)

@@ -49,6 +49,7 @@ STARTED_BY: dict[str, Sequence[object]] = {
     "launcher": LAUNCH,
 }
 EPOCHS = {"process": 80, "workers": 50, "ps": 90, "launcher": 50}
+PATIENCE = 20.0  # seconds for what was ended to be gone
 QUICK_EPOCHS = {"process": 16, "workers": 20, "ps": 40, "launcher": 16}
 TASKS = {"a worker": "worker", "the chief": "chief", "the ps": "ps 0"}
 AUTOGRAPH = "__autograph_generated_file"  # TensorFlow's, which removes them when Python exits
@@ -69,10 +70,8 @@ class Soak:
     epochs: int
     folder: Path
     seed: int
-    training: Path = TRAINING
     options: Sequence[str] = ()  # of the training
     done: list[Struck] = field(default_factory=list)
-    patience: float = 20.0  # seconds for what was ended to be gone
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.seed} {self.part}")
@@ -104,12 +103,12 @@ class Soak:
                         os.kill(pid, signal.SIGKILL)
                 if self.job is not None:
                     self.job.wait()
-                strikes.left_by(self.folder, lambda pid, seen: True, (), self.patience)
+                strikes.left_by(self.folder, lambda pid, seen: True, (), PATIENCE)
 
     def _start(self, said: Path, *arguments: object, wait: bool = False) -> subprocess.Popen[bytes]:
         """Start the training, by the launcher perhaps; what it says goes into a file."""
         by, more = STARTED_BY[self.part], ("--epochs", self.epochs, *arguments, *self.options)
-        command = [str(part) for part in (sys.executable, *by, self.training, *more)]
+        command = [str(part) for part in (sys.executable, *by, TRAINING, *more)]
         with said.open("wb") as file:
             own = environment(TMPDIR=str(self.temporary))
             process = subprocess.Popen(command, env=own, stdout=file, stderr=subprocess.STDOUT)
@@ -170,7 +169,7 @@ class Soak:
             ALL: lambda number, seen: bool(seen.ports & ports),
             JOB: lambda number, seen: True,
         }
-        left = strikes.left_by(self.folder, belongs[ends], ports if ends in (ALL, JOB) else (), self.patience)
+        left = strikes.left_by(self.folder, belongs[ends], ports if ends in (ALL, JOB) else (), PATIENCE)
         seconds = time.monotonic() - struck_at
         (self.checkpoints / "other").unlink(missing_ok=True)
         restarted = RESTARTED if ends in (ONE, ALL) else ""
@@ -253,7 +252,7 @@ class Soak:
         self.pace.unlink(missing_ok=True)
         code = job.wait(END)
         began, _ = progress_of(self.log)
-        left = strikes.left_by(self.folder, lambda pid, seen: True, (), self.patience)
+        left = strikes.left_by(self.folder, lambda pid, seen: True, (), PATIENCE)
         files = sorted(path.name for path in self.checkpoints.iterdir())
         self.files = sorted(os.listdir(self.temporary))
         wrong = {

@@ -15,9 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ModelError
 from mirrorkit.models import registry
 
-# --- what every model of the zoo keeps: sizes as documented, pixels of either type, logits, saving, learning
-
-
 ZOO = ["cifar_cnn", "linear", "mlp", "mnist_cnn", "resnet20", "resnet32", "resnet56", "speed_net", "wide_resnet"]
 DEEP = ("resnet32", "resnet56")  # what `resnet20` is, with more of the same blocks
 LONG = (*DEEP, "wide_resnet")

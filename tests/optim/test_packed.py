@@ -18,9 +18,6 @@ from mirrorkit.optim import packed
 from mirrorkit.optim import slots as slots_
 from mirrorkit.optim.packed import Packed
 
-# --- joined weights: the same bits as one by one, and nothing joined that an optimizer looks at as a whole
-
-
 _SHAPES = [(5,), (2, 4), (3,), (), (7,), (1, 4), (3, 3), (6, 4)]  # 3 vectors, 3 matrices [n, 4], and two alone
 _JOINED = [[0, 2, 4], [1, 5, 7], [3], [6]]
 

@@ -12,9 +12,6 @@ from licenses import BEGIN, END, PAGE, extras, license_of, permissive
 import mirrorkit
 from mirrorkit.supported import KERAS, PYTHON, TENSORFLOW, written
 
-# --- what pyproject.toml says agrees with mirrorkit/supported.py, with the pages, and with the folders
-
-
 ROOT = Path(__file__).parents[2]
 RANGES = {"Python": PYTHON, "TensorFlow": TENSORFLOW, "Keras": KERAS}
 

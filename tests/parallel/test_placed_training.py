@@ -25,9 +25,6 @@ from placed_nets import (
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-# --- A model on several devices trains to the weights that it has on one
-
-
 ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from gpu_placement import placement, source
+from gpu_placement import placement
 from placement_subjects import FEATURES, pictures
 from placement_table import BEGIN, END, EXAMPLES, PAGE, as_markdown, rows
 
@@ -31,10 +28,6 @@ def _batches(count: int = 64) -> Any:
     return pictures(count)("batches")
 
 
-def _resident(**options: Any) -> Any:
-    return pictures(64, **options)("resident")
-
-
 def _net(*layers: Any, optimizer: Any = None, **options: Any) -> Callable[[], Any]:
     """Return what makes a step with a linear net; each of `layers` is a function that makes one."""
 
@@ -46,53 +39,6 @@ def _net(*layers: Any, optimizer: Any = None, **options: Any) -> Callable[[], An
         return mk.train.Step(model, made, loss=loss, metrics=["accuracy"], **options)
 
     return make_step
-
-
-def _layer(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], Any]:
-    return lambda: keras.layers.Lambda(function)
-
-
-def _print(x: tf.Tensor) -> tf.Tensor:
-    tf.print("the mean is", tf.reduce_mean(x))
-    return x
-
-
-def _string(x: tf.Tensor) -> tf.Tensor:
-    return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
-
-
-def _python(x: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(tf.py_function(lambda x: x, [x], tf.float32), x.shape)
-
-
-def _gather(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.gather(tf.cast(x, tf.uint8), [0, 1, 2], axis=-1), tf.float32)
-
-
-def _count(x: tf.Tensor) -> tf.Tensor:
-    return x + tf.cast(tf.shape(tf.where(x > 0))[0], tf.float32)
-
-
-_STRAY = {"PrintV2": _print, "AsString": _string, "EagerPyFunc": _python, "GatherV2": _gather, "Where": _count}
-
-
-@pytest.fixture(scope="module")
-def stray_problems() -> list[str]:
-    """What the report says of a net with all stray operations, each in a layer of its own."""
-    return _report(_net(*map(_layer, _STRAY.values())), _batches(), "gpu:2")["train"].problems
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", _STRAY)
-def test_a_users_stray_operation_is_named_with_its_line(operation: str, stray_problems: list[str]) -> None:
-    lines, first = inspect.getsourcelines(_STRAY[operation])
-    named = [problem for problem in stray_problems if problem.startswith("train: ") and f" {operation} (" in problem]
-    assert named
-    assert any(f"test_inspection.py:{line}" in named[0] for line in range(first + 1, first + len(lines)))
-
-
-def test_a_result_of_unknown_size_blocks(stray_problems: list[str]) -> None:
-    assert any(problem.startswith("train: blocks: Where (") for problem in stray_problems)
 
 
 @pytest.mark.slow
@@ -118,19 +64,6 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     assert set(train.step.reduced.values()) == {weights + 4 * 5}
 
 
-def test_nothing_is_run_or_left_behind() -> None:
-    made: list[Any] = []
-
-    def make_step() -> Any:
-        made.append(_net()())
-        return made[0]
-
-    before = np.random.get_state()[1].copy()
-    assert _report(make_step, _resident(), "gpu:2").problems == []
-    assert int(made[0].optimizer.iterations.value.values[1].numpy()) == 0
-    assert np.array_equal(np.random.get_state()[1], before)
-
-
 # Faults that this report was made for, put back in.
 
 
@@ -153,11 +86,6 @@ def test_keras_accuracy_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     (problem,) = [problem for problem in train.problems if "waits: Less (" in problem]
     assert "mirrorkit/" not in problem, "Keras made it: its name says more than the line that called Keras"
     assert train.to_host == 16 * 3 * 4  # all logits
-
-
-def test_where_mirrorkit_calls_keras_there_are_such_files() -> None:
-    package = Path(mk.__file__).parent
-    assert [name for name in source._OF_THE_MODEL if not (package / name).exists()] == []
 
 
 # --- every feature of the equivalence table on GPUs that are not there: nothing without a kernel, nothing that waits

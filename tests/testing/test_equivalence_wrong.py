@@ -25,8 +25,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-# --- wrong steps fail `assert_equivalent`, with a message that says what differs and on which strategy
-
 
 def _fails(make_step: Callable[[], Any], **options: Any) -> str:
     options = {"replicas": (1, 2), "steps": 4, "global_batch_size": 8, **options}

@@ -15,8 +15,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-# --- `mk.timing.warm_up` compiles the function of a loop of your own, or Keras's, and changes nothing, bit for bit
-
 
 @pytest.fixture(scope="module")
 def own(strategy_of: Callable[..., Any]) -> Own:

@@ -18,9 +18,6 @@ pytestmark = [
 ]
 
 
-# --- weights of examples, masks, users' losses: as Keras's own fit on one device. The corpus has whole scripts
-
-
 L = keras.layers
 
 

@@ -19,9 +19,6 @@ from mirrorkit.train.callback import LoopCallback, call_periods
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- what the table of equivalence (tests/equivalence) does not tell: a training loop by hand, batches of one
-
-
 L = keras.layers
 
 

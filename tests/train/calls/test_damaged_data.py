@@ -16,9 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ClusterError, DataError, MirrorkitError, StepError
 from mirrorkit.train.calls import errors
 
-# --- files that are damaged or gone: the loop names them in one line, in the words of the data, whatever it does
-
-
 L = keras.layers
 IMAGES = {  # what is done with a file of these contents, and words of the reason
     "fit": (tf.io.encode_jpeg(np.zeros((40, 40, 3), np.uint8)).numpy()[:200], "Invalid JPEG data"),

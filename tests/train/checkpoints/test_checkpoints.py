@@ -20,9 +20,6 @@ from mirrorkit.train.checkpoints.variables import require_same
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- when it saves, what it keeps
-
-
 @pytest.mark.parametrize(
     ("every", "keep", "expected"),
     [("epoch", 3, (10, 15, 20)), (7, 99, (7, 14, 20))],

@@ -21,9 +21,6 @@ from mirrorkit.train.checkpoints.position import Position
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- A damaged newest checkpoint is named and the one before it used; where none is whole, no variable is written
-
-
 @pytest.fixture(scope="module")
 def _two_epochs(_line_and_its_first_values: Any, numbers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoints of two epochs."""

@@ -26,9 +26,6 @@ from mirrorkit.train.checkpoints.bucket import Bucket
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- checkpoints beside a run that saves, and in stores that fail: what is whole is found, and errors say what failed
-
-
 ADDRESS = "memory://bucket/run"
 
 

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, linear, plain_dataset, set_values, values_of
+from training_helpers import linear, plain_dataset, values_of
 
-import mirrorkit as mk
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-# --- data of every kind
-
-
-def _slices(numbers: Any) -> tf.data.Dataset:
-    return plain_dataset(*numbers, batch=12)
-
-
-_DATA: dict[str, Callable[[Any], Any]] = {
-    "recipe": lambda numbers: mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12),
-    "static batches": lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).batch(12, drop_remainder=True),
-    "unknown length": lambda numbers: _slices(numbers).filter(lambda x, y: True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", _DATA)
-def test_any_dataset_trains_the_same(kind: str, line: Any, numbers: Any) -> None:
-    start = values_of(line)
-    line.fit(_slices(numbers), epochs=2, verbose=0)
-    expected = values_of(line)
-    set_values(line, start)
-    report = line.fit(_DATA[kind](numbers), epochs=2, verbose=0)
-    assert [(epoch.examples, epoch.steps) for epoch in report.epochs] == [(60, 5)] * 2
-    assert largest_difference(values_of(line), expected) < 1e-6
 
 
 def _losses_of(line: Any, numbers: Any, *batches: range) -> list[float]:

@@ -16,8 +16,6 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
 from mirrorkit.train.input.source import Source, source_of
 
-# --- what each kind of data answers to an `Input`
-
 
 class Numbers(mk.data.Recipe):
     """A user's own recipe, of which each worker reads its own rows."""

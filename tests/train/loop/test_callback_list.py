@@ -20,9 +20,6 @@ from mirrorkit.train.loop import callbacks as module
 from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, release
 from mirrorkit.train.loop.monitors import choose_modes
 
-# --- the list of callbacks of a loop: their order, who gets the loop, whose files they write, and when all stop
-
-
 C = keras.callbacks
 
 

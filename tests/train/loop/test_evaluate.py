@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, linear, plain_dataset, sequential, set_values, values_of
+from training_helpers import linear, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-# --- exact evaluation and prediction in order, on any number of replicas
 
 
 L = keras.layers
@@ -109,17 +106,3 @@ def test_methods_that_a_loop_has_not(line: Any) -> None:
         line.train_on_batch(X, Y)
     with pytest.raises(AttributeError, match="'fits'"):
         line.fits(X)
-
-
-@pytest.mark.slow
-def test_arrays_are_those_of_a_dataset(line: Any, numbers: Any) -> None:
-    x, y = numbers
-    start = values_of(line)
-    line.fit(plain_dataset(x, y, batch=20), verbose=0)
-    expected = values_of(line)
-    set_values(line, start)
-    line.fit(x, y, batch_size=20, verbose=0, shuffle=False)
-    assert largest_difference(values_of(line), expected) < 1e-6
-    np.testing.assert_allclose(line.predict(x), line.predict(plain_dataset(x, batch=20)), rtol=1e-5)
-    of_dataset = line.evaluate(plain_dataset(x, y, batch=20))
-    np.testing.assert_allclose(line.evaluate(x, y)["loss"], of_dataset["loss"], rtol=1e-5)

@@ -14,8 +14,6 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.reduce.packing import message_size, pack, unpack
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 
-# --- A pure function is traced once for all replicas, and what is not pure is refused
-
 
 def test_one_trace_for_each_shape_dtype_and_structure() -> None:
     traced: list[Any] = []

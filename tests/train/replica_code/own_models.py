@@ -209,33 +209,6 @@ class MeanTeacher(keras.Model):
         return {"raw": loss}  # of the last batch
 
 
-class TwoTasks(keras.Model):
-    """One trunk, two heads, an optimizer for each; a metric over rows, with weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.one, self.two = dense(6, 8, 8, last="tanh"), dense(8, 1), dense(8, 3)
-        self.error, self.rows = keras.metrics.MeanAbsoluteError(name="error"), keras.metrics.Sum(name="rows")
-
-    def compile(self, first, second):
-        super().compile()
-        self.first, self.second = first, second
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape(persistent=True) as tape:
-            shared = self.trunk(x, training=True)
-            loss_one = tf.reduce_mean(keras.losses.mean_squared_error(y[:, :1], self.one(shared)))
-            loss_two = tf.reduce_mean(keras.losses.mean_squared_error(y, self.two(shared)))
-        weights = self.trunk.trainable_variables + self.one.trainable_variables
-        self.first.apply_gradients(zip(tape.gradient(loss_one, weights), weights))
-        weights = self.two.trainable_variables
-        self.second.apply_gradients(zip(tape.gradient(loss_two, weights), weights))
-        self.error.update_state(y, self.two(shared), sample_weight=tf.abs(y[:, 0]))
-        self.rows.update_state(tf.reduce_sum(tf.ones_like(y[:, 0])))
-        return {"one": loss_one, "two": loss_two, **self.get_metrics_result()}
-
-
 class Tracks(VAE):
     """Variables of TensorFlow, which Keras knows nothing of: a counter, and a mean of what it has seen."""
 
@@ -453,11 +426,6 @@ MODELS = {
     ),
     "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
     "simsiam": made(SimSiam, optimizer=sgd(0.1, momentum=0.9)),
-    "two_tasks": made(
-        TwoTasks,
-        first=lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)),
-        second=lambda: keras.optimizers.Adagrad(0.1),
-    ),
     "critic": made(Critic, optimizer=adam()),
     "late": made(Late, optimizer=adam(), loss=lambda: "mse", metrics=lambda: ["mae"]),
     "tracks": made(Tracks, optimizer=adam()),

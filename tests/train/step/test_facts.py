@@ -26,9 +26,6 @@ from mirrorkit.train.totals.totals import FIXED
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- what tracing finds out about a model: the same whatever is called first, and refused where it is not there yet
-
-
 L = keras.layers
 
 

@@ -18,9 +18,6 @@ from mirrorkit.train.step.global_batch import some_is_empty
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
-# --- which rows of a global batch belong to which replica
-
-
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 def test_each_row_belongs_to_one_replica(replicas: int) -> None:
     for size in range(1, 25):

@@ -22,9 +22,6 @@ pytestmark = [
 ]
 
 
-# --- `Step.from_compiled`: every loss and metric that Keras's `compile` takes, registered with Keras or not
-
-
 L = keras.layers
 
 
