@@ -8,7 +8,7 @@ import anatomy as module
 import numpy as np
 import pytest
 import tensorflow as tf
-from anatomy import Anatomy, anatomy, parts_of, without_dispatch
+from anatomy import anatomy, parts_of, without_dispatch
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -33,15 +33,6 @@ def test_parts_are_the_differences_of_variants_with_the_cost_of_calls_taken_out(
     assert dispatch == pytest.approx(6e-3)
     assert found == pytest.approx(net)
     assert parts_of(found) == pytest.approx(own)
-
-
-@pytest.mark.parametrize(
-    ("workers", "straggler"),
-    [([1.0], None), ([1.0, 1.1], None), ([1.0, 1.5], 1), ([1.5, 1.0, 1.1, 1.0], 0), ([1.0, 1.0, 1.1, 1.0], None)],
-)
-def test_a_worker_is_a_straggler_when_it_is_a_fifth_slower_than_the_median_of_the_others(workers, straggler):
-    found = Anatomy(1.0, {"compute": 1.0}, 0.0, 1, 0.0, workers)
-    assert found.straggler == straggler
 
 
 def test_the_parts_of_a_users_own_step_are_unknown(strategy_of):

@@ -1,26 +1,14 @@
-"""What benchmarks are made of: the machine, turns, layouts and figures."""
+"""What benchmarks are made of: turns, layouts and figures."""
 
 from __future__ import annotations
 
 import json
 
-import pytest
-from harness.machine import about, in_a_line
 from harness.measure import Turns, in_turns
 from harness.report import figures, span
 from harness.topology import Topology
 
-from mirrorkit.errors import ArgumentError, MirrorkitError
-
-
-def test_the_machine_is_known_with_what_sets_up_tensorflow(monkeypatch):
-    others = {"TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "TF_CLI_CONFIG_FILE"}
-    for name in ("TF_ENABLE_ONEDNN_OPTS", *others):
-        monkeypatch.setenv(name, "1")
-    found = about()
-    assert found["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "1"
-    assert not others & set(found["environment"])
-    assert "; TF_ENABLE_ONEDNN_OPTS=1" in in_a_line(found)
+from mirrorkit.errors import MirrorkitError
 
 
 def test_turns_alternate_and_one_that_fails_gets_no_more():
@@ -38,12 +26,6 @@ def test_turns_alternate_and_one_that_fails_gets_no_more():
     turns = in_turns({"a": subject("a"), "b": subject("b", fails_at=2), "c": subject("c")}, 3)
     assert seen == ["a", "b", "c", "a", "b", "c", "a", "c"]
     assert turns == {"a": Turns([1, 4, 7]), "b": Turns([2], "out of memory"), "c": Turns([3, 6, 8])}
-
-
-@pytest.mark.parametrize("repeats", [0, 1.5])
-def test_no_whole_number_of_turns_is_refused(repeats):
-    with pytest.raises(ArgumentError, match=rf"repeats .*{repeats}"):
-        in_turns({"a": lambda: 1.0}, repeats)
 
 
 def test_a_layout_with_a_parameter_server_is_called_in_its_chief_alone():

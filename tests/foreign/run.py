@@ -39,9 +39,9 @@ class Suite(NamedTuple):
     package: str  # of the tests
     what: str
     plugin: str  # a plugin of pytest that lies here
-    files: str  # in the folder of the package, or here
+    files: str  # in the folder of the package
+    unless_called: str  # why a test that passes without mirrorkit proves nothing about it
     needs: Sequence[str] = ()  # packages beside it
-    unless_called: str = "it makes no update"  # why a test that passes without mirrorkit proves nothing about it
 
 
 SUITES = {
@@ -59,12 +59,6 @@ SUITES = {
         "keras/src/metrics/*_test.py",
         needs=("scipy",),
         unless_called="it updates no metric outside of a compiled model (configurations, arguments, functions)",
-    ),
-    "correctness": Suite(
-        "tf-keras",
-        "the harness of the correctness tests: `mk.train.Loop`, or a step in a custom loop, trains on the replicas",
-        "recorder",
-        "by_loop.py",
     ),
 }
 
@@ -116,7 +110,7 @@ def run(suite: Suite, only: str = "", plugins: Sequence[str] = (), paths: Sequen
         plugins: further plugins of pytest, and `paths`, the folders that they lie in.
         paths: see `plugins`.
     """
-    root = HERE if suite.plugin == "recorder" else Path(importlib.util.find_spec(suite.package).origin).parents[1]
+    root = Path(importlib.util.find_spec(suite.package).origin).parents[1]
     environment = subprocesses.with_mirrorkit(os.environ)
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
