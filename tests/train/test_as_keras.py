@@ -68,6 +68,7 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_masked_steps_do_not_count(make_loop: Any) -> None:
     """With the weights of steps; without them: test_silent_differences.py."""
 

@@ -129,7 +129,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "weights of both": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, shuffle=False, sample_weight=WEIGHT)),
 }
-FAST = ("arrays", "by position", "split", "PyDataset", "steps alone", "steps of arrays")
+FAST = ("arrays", "split", "steps alone", "steps of arrays")
 
 
 def twins(net: Callable[[], Any], strategy: tf.distribute.Strategy) -> tuple[Any, Any]:

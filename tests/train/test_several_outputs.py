@@ -155,6 +155,7 @@ def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
     np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_of_outputs_where_replicas_run_keras_with_variables(strategy_of: Any, numbers: Any) -> None:
     """The last batch is smaller: in Keras's log of one output all batches count alike."""
     x, _ = numbers

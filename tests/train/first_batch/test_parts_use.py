@@ -187,7 +187,8 @@ def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
         check(make_loop(TWO, net, loss="mse", metrics=[f1]), X, BINARY)
 
 
-@pytest.mark.parametrize("length", [pytest.param(6, marks=pytest.mark.slow), 128])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [6, 128])
 def test_recurrent_layers_are_checked_and_over_many_steps_traced(length: int, make_loop: Any) -> None:
     traced: list[bool] = []
 

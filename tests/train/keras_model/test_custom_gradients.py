@@ -146,7 +146,10 @@ class OnCondition(Inner):
         )
 
 
-@pytest.mark.parametrize("block", [pytest.param(ByHand, marks=pytest.mark.slow), Nested, TwoLayers])
+SLOW = [pytest.param(block, marks=pytest.mark.slow) for block in (ByHand, TwoLayers)]
+
+
+@pytest.mark.parametrize("block", [Nested, *SLOW])
 def test_weights_of_replicas_move_as_under_fit(strategy_of: Any, block: type[L.Layer]) -> None:
     assert largest_difference(by_keras(block), trained(strategy_of("mirrored", 2), block)) < 1e-6
 

@@ -112,6 +112,7 @@ def test_each_optimizer_of_a_step_with_variables_has_a_state(strategy_of: Any, n
     assert min(largest_difference(alone, other) for other in (clipped, without)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_compiled_model_that_is_no_function_has_them_too(strategy_of: Any, numbers: Any) -> None:
     """SpectralNormalization assigns its own weight."""
 

@@ -60,7 +60,7 @@ def _unlabelled(take: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_gets_a_tuple_of_one_as_from_keras(strategy_of: Any, replicas: int) -> None:
     """`(x,)` of a dataset, which `data[0]` takes a row of where it is `x`; of arrays `x`, as from Keras's fit."""
     x, _ = own_models.data()

@@ -164,8 +164,15 @@ def _tagged(kind: Any, weighted: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", [Tagger, TwoUpdates])
-@pytest.mark.parametrize(("weighted", "replicas"), [(False, 3), (True, 2)])
+@pytest.mark.parametrize(
+    ("kind", "weighted", "replicas"),
+    [
+        (Tagger, True, 2),
+        (TwoUpdates, False, 3),
+        pytest.param(Tagger, False, 3, marks=pytest.mark.slow),
+        pytest.param(TwoUpdates, True, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mean_under_a_mask_is_that_of_all_rows(strategy_of: Any, kind: Any, weighted: bool, replicas: int) -> None:
     rng = np.random.default_rng(0)
     lengths = np.linspace(1, 8, 50).astype(int)  # the first replica has the shortest
