@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import recipe_helpers
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_helpers import SPLIT, assert_same, collect, contexts
+from table_files import write_tables
 
 from mirrorkit import batching, data
 from mirrorkit.data import own_rows
@@ -75,6 +77,28 @@ def test_a_recipe_of_ones_own_has_the_rest_made_for_it(drop, steps):
 
 
 # --- the order of the examples of an epoch
+
+
+FIRST_OF_THIRTY = {  # examples, in epoch 1 of seed 5, by `order_version`
+    "numbers": {1: [10, 25, 12, 21, 4, 26, 5, 2, 6, 27, 16, 29]},
+    "records": {3: [11, 13, 15, 12, 14, 19, 16, 18, 20, 17, 22, 21]},
+    "parquet": {1: [17, 29, 27, 28, 18, 19, 23, 22, 21, 20, 24, 25]},
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_OF_THIRTY)
+def test_an_order_changes_with_its_version_alone(kind, tmp_path):
+    options = {"global_batch_size": 4, "shuffle": True, "seed": 5}
+    if kind == "numbers":
+        recipe = data.batches(recipe_helpers.numbered(30), **options)
+    elif kind == "records":
+        recipe = data.records(
+            data.write_records(recipe_helpers.numbered(30), tmp_path, num_files=3), shuffle_buffer=12, **options
+        )
+    else:
+        write_tables(tmp_path, [12, 10, 8], group=5)
+        recipe = data.parquet(tmp_path, x="number", shuffle_buffer=12, **options)
+    assert recipe_helpers.order_of(recipe, epoch=1)[:12] == FIRST_OF_THIRTY[kind][recipe.order_version]
 
 
 def test_an_order_depends_on_its_key_alone():
