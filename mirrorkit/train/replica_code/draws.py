@@ -1,4 +1,4 @@
-"""TensorFlow's random numbers in a model's own code: of this replica, step and use, so that a resumed run repeats them.
+"""TensorFlow's random numbers in a model's own code: of its seed, replica, step and use, so a resumed run repeats them.
 
 `tf.random.normal` and its like, and `keras.random.normal` without a seed, draw from a state of the process that no
 checkpoint holds. Within a model's own step they are stateless draws; those of a `SeedGenerator`, whose state is saved,
@@ -43,8 +43,9 @@ def _global_seed_generator(original: Callable[..., Any]) -> _Seeds:
 def _seed(scope: ShareScope, given: Any) -> tf.Tensor:
     scope.require_no_loop()
     scope.draws += 1
-    seed = tf.constant([0 if given is None else hash(given) % 2**31, scope.draws], tf.int64)
-    own = fold(seed, *tf.unstack(scope.share.draw_numbers()))
+    # TensorFlow's global seed (`tf.random.set_seed`), or one number where there is none, and that of the operation.
+    of_process, of_draw = tf.compat.v1.get_seed(0 if given is None else hash(given) % 2**31)
+    own = fold(tf.constant([of_draw, scope.draws], tf.int64), of_process, *tf.unstack(scope.share.draw_numbers()))
     if scope.share.checked is not None:
         scope.share.checked.seeds.append(own)
     return own
