@@ -54,6 +54,7 @@ class ImageFolder(OfSplit):
             files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        weights, replacement, examples_per_epoch: as in `batches`.
         image_size: height and width in pixels.
         labels: "inferred" takes the class folders. For a list of files, a label for each, as in `mk.data.arrays`. None
             makes batches without labels, of all images in the folder or list.
@@ -131,7 +132,7 @@ class ImageFolder(OfSplit):
             class_names=listing.class_names,
         )
         are_classes = isinstance(split.labels, np.ndarray) and split.labels.dtype.kind != "f"
-        self._settle(len(split), [None, *self._format.shape], has_classes=are_classes)
+        self._settle(len(split), [None, *self._format.shape], has_classes=are_classes, labels=split.labels)
 
     @property
     def file_paths(self) -> list[str]:

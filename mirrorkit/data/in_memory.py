@@ -44,8 +44,9 @@ class OfSplit(Numbered):
     ) -> tf.data.Dataset:
         whole = self.host_tensors
         size, steps = self.global_batch_size, self.steps_per_epoch
+        is_drawn = self.shuffle or self.weights is not None
         with tf.init_scope(), tf.device("CPU:0"):
-            orders = tf.constant(np.stack([self.order(epoch) for epoch in epochs])) if self.shuffle else None
+            orders = tf.constant(np.stack([self.order(epoch) for epoch in epochs])) if is_drawn else None
 
         def gather(row: tf.Tensor, first: tf.Tensor, length: Any) -> Any:
             if orders is not None:
@@ -89,6 +90,12 @@ class Batches(OfSplit):
         global_batch_size: examples per step over all replicas together. The last batch of an epoch may be smaller. A
             smaller set gives one batch with all its examples, and this becomes their number.
         shuffle: draw a new order for every epoch: a pure function of (seed, epoch).
+        weights: draw the examples by weights, as for a set in which some classes are rare. Numbers [N], one for each
+            example: how often it is drawn beside the others. Or a dict {class: number}: how often an example of the
+            class is drawn, however many it has. Or "balanced": all classes equally often. They need not add up to 1.
+            As with `shuffle`, every epoch is drawn anew, as a pure function of (seed, epoch).
+        replacement: whether an example may be drawn several times in an epoch.
+        examples_per_epoch: how many are drawn; as many as there are by default.
         seed: fixes the orders and the augmentations.
         augment: augmentations of `mk.data.augment`, run one after the other on the whole global batch. Their random
             numbers depend only on (seed, epoch, step), not on the replicas, workers, threads or `start`. Of several
@@ -102,6 +109,8 @@ class Batches(OfSplit):
 
     Raises:
         RecipeError: a batch size that is not positive, or larger than the set with `drop_remainder`; a negative seed;
+            weights that are negative, not finite, all 0 or not one for each example or class; more draws without
+            replacement than examples with a weight;
             `augment` without images [N, H, W, C], or with several inputs of them; `one_hot` on labels that are not
             class indices.
     """
@@ -121,7 +130,7 @@ class Batches(OfSplit):
         self._set(_split=split)
         inputs, labels = split.inputs, split.labels
         are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
-        self._settle(len(split), getattr(inputs, "shape", kind(inputs)), has_classes=are_classes)
+        self._settle(len(split), getattr(inputs, "shape", kind(inputs)), has_classes=are_classes, labels=labels)
 
     @functools.cached_property
     def host_tensors(self) -> Any:

@@ -34,6 +34,7 @@ class Resident(Batches):
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
         global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder: as in `batches`.
+        weights, replacement, examples_per_epoch: as in `batches`.
 
     Raises:
         RecipeError: what `batches` refuses.

@@ -55,7 +55,7 @@ class PreparedRecipe(Recipe):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples in the set (with `drop_remainder`, an epoch may use fewer)."""
+        """The number of examples in the set, or drawn for an epoch (with `drop_remainder`, it may use fewer)."""
         return self._num_examples
 
     @property
@@ -208,11 +208,18 @@ class PreparedRecipe(Recipe):
             batch = tf.autograph.experimental.do_not_convert(batch)
         return gathered.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(self.prefetch)
 
-    def _settle(self, num_examples: int, inputs: Sequence[int | None] | str | None, *, has_classes: bool) -> None:
+    def _settle(
+        self,
+        num_examples: int,
+        inputs: Sequence[int | None] | str | None,
+        *,
+        has_classes: bool,
+        labels: Any = None,
+    ) -> None:
         """Check the shared arguments, and set them in their final form.
 
         The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
-        A batch is no larger than the set.
+        The labels are None where they are not in memory. A batch is no larger than an epoch.
         """
         kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
         require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
@@ -225,20 +232,24 @@ class PreparedRecipe(Recipe):
         seed = whole_number("seed", self.seed, RecipeError, least=0)
         if num_examples < 1:
             raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
-        if self.drop_remainder and size > num_examples:
+        count = self._examples_of_an_epoch(num_examples, labels)
+        if self.drop_remainder and size > count:
             raise RecipeError(
-                f"global_batch_size={size} and drop_remainder=True were asked for, but the set holds "
-                f"{num_examples} examples: no batch would be left. Ask for at most {num_examples}, or leave "
-                "drop_remainder out."
+                f"global_batch_size={size} and drop_remainder=True were asked for, but an epoch has {count} examples: "
+                f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
             )
         _check_augment(self.augment, inputs if self.map is None else None)
         self._set(
-            _num_examples=num_examples,
-            global_batch_size=min(size, num_examples),
+            _num_examples=count,
+            global_batch_size=min(size, count),
             seed=seed,
             prefetch=int(self.prefetch),
             augment=tuple(self.augment or ()),
         )
+
+    def _examples_of_an_epoch(self, number: int, labels: Any) -> int:
+        """Return how many examples an epoch has, of the `number` in the set; all of them, if nothing else is said."""
+        return number
 
     def _set(self, **values: Any) -> None:
         vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too

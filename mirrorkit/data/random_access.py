@@ -51,6 +51,8 @@ class RandomAccess(Numbered):
             `__getitems__`, which takes a list of indices, that is called. Or an array (NumPy's, memory-mapped ones,
             HDF5's, Zarr's), or a tuple or dict of arrays with a row for each example, such as `(images, labels)`.
         global_batch_size, shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        weights, replacement, examples_per_epoch: as in `batches`, but weights of examples alone: the labels are not
+            known before the items are fetched.
         num_classes: the number of classes; `one_hot` needs it. Labels are checked against it as they are fetched.
         threads: how many threads fetch examples, 16 by default, at most 1024. They help if items wait for a disk or a
             network, or are decoded in C. Use 1 for an object that must not be used by several threads at once.
@@ -92,9 +94,9 @@ class RandomAccess(Numbered):
         self._require_same_items()
 
     def _check_number(self) -> None:
-        if (now := number_of(self.items)) != self.num_examples:
+        if (now := number_of(self.items)) != self._size:
             raise DataError(
-                f"{type(self.items).__name__} held {self.num_examples} examples when the recipe was made, and holds "
+                f"{type(self.items).__name__} held {self._size} examples when the recipe was made, and holds "
                 f"{now} now. Make a new recipe of it."
             )
 
@@ -117,7 +119,7 @@ class RandomAccess(Numbered):
         return f"{super().identity(epoch, start)} {self._form} {self._print_of(numbers)}"
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
-        numbers = np.arange(number)
+        numbers = np.arange(min(number, self._size))
         return self._form.element(self._fetch(numbers), numbers)
 
     def _fetch(self, numbers: np.ndarray) -> list[np.ndarray]:
@@ -135,7 +137,7 @@ class RandomAccess(Numbered):
 
     def _require_same_items(self) -> None:
         """Refuse items that are drawn: a resumed run, or another worker, would get others."""
-        for number in range(min(_LOOKED_AT, self.num_examples)):
+        for number in range(min(_LOOKED_AT, self._size)):
             one = np.array([number])
             if self._print_of(one) != self._print_of(one):
                 raise DataError(

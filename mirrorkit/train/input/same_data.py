@@ -112,7 +112,7 @@ def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
     Inputs in floats come as second, [inputs, examples + 1]: of each a number for each example, and their scale, since
     processors round differently.
     """
-    size = data.num_examples
+    size = len(data.split)
     places = np.linspace(0, size - 1, _SAMPLED, dtype=np.int64)
     inputs, *others = tf.nest.map_structure(lambda array: array[places], data.split.as_element())
     parts = tf.nest.flatten(inputs)

@@ -90,8 +90,10 @@ class PreparedSource(Source):
 
     def __init__(self, data: PreparedRecipe) -> None:
         super().__init__(data)
-        names = [name for name in ("seed", "shuffle_buffer") if hasattr(data, name)]
-        told = " ".join(["shuffle", *(f"{name}={getattr(data, name)}" for name in names)])
+        told = "shuffle"
+        for name in ("seed", "shuffle_buffer", "weights_digest"):
+            if (value := getattr(data, name, None)) is not None:
+                told += f" {name}={value}"
         layout = "" if data.layout is None else f" files={zlib.crc32(repr(data.layout).encode()):08x}"
         self.order = (told if data.shuffle else "no shuffle") + layout
 

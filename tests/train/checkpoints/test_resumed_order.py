@@ -115,6 +115,10 @@ def test_a_run_goes_on_with_others_after_an_epoch(
     line.restore(tmp_path / "2")
     with pytest.raises(CheckpointError, match="shuffle seed=2; found shuffle seed=1"):
         line.fit(other, epochs=3, verbose=0)
+    weighted = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12, seed=2, weights=range(1, 61))
+    line.restore(tmp_path / "2")
+    with pytest.raises(CheckpointError, match="shuffle seed=2; found shuffle seed=2 weights_digest="):
+        line.fit(weighted, epochs=3, verbose=0)
     line.restore(tmp_path / "2").batch = 0  # the epoch again
     report = line.fit(other, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path / "again")], verbose=0)
     assert [epoch.examples for epoch in report.epochs] == [60, 60]
