@@ -2,8 +2,8 @@
 
 Run: python tests/equivalence/digests.py FILE [--compare BEFORE] [--only NAME ...]
 
-Trains every row of the equivalence table on two replicas and on two workers, some of them on every strategy, and other
-kinds of data, steps and runs. FILE gets a digest of each training's weights, slots, layer state and history. With
+Trains every row of the equivalence table on two replicas and on two workers, some of them on other strategies, and
+other kinds of data, steps and runs. FILE gets a digest of each training's weights, slots, layer state and history. With
 BEFORE, written by the same command at another commit on the same machine, it prints what differs; the exit code is then
 1. Bits are those of a processor and of a version of TensorFlow: no two machines need to agree.
 """
@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -120,14 +119,6 @@ def dataset() -> Outcome:
     return _fitted(data, validation_data=data.take(2))
 
 
-def dataset_of_unknown_length() -> Outcome:
-    return _fitted(tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).filter(lambda x, y: True))
-
-
-def dataset_repeated() -> Outcome:
-    return _fitted(tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat(), steps_per_epoch=3)
-
-
 def own_function() -> Outcome:
     def make(shard: int, num_shards: int, epoch: int) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(PARTIAL, seed=epoch).batch(BATCH, drop_remainder=True)
@@ -153,11 +144,6 @@ def compiled_loop() -> Outcome:
     data = mk.data.resident(mk.data.arrays(X, Y), global_batch_size=BATCH, shuffle=True, drop_remainder=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, jit_compile=True))
     return _outcome(loop, loop.fit(data, epochs=2, verbose=0))
-
-
-def compiled_step() -> Outcome:
-    loop = _classifier(_strategy(), jit_compile=True)
-    return _outcome(loop, loop.fit(_recipe(drop_remainder=True), epochs=2, verbose=0))
 
 
 def constrained() -> Outcome:
@@ -214,30 +200,10 @@ def of_the_corpus(name: str) -> Outcome:
     return found
 
 
-def parameter_servers() -> Outcome:
-    """One worker, so that nothing overtakes; in a process of its own, since a process knows one cluster."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "found.npz")
-        subprocess.run([sys.executable, __file__, str(file), "--serve"], check=True)
-        with np.load(file) as found:
-            return {key.replace("|", "/"): found[key] for key in found.files}
-
-
-def _on_parameter_servers(file: str) -> None:
-    cluster = mk.testing.local_cluster(workers=1, ps=2)
-    strategy = mk.strategy.create("parameter_server", cluster=cluster)
-    keras.utils.set_random_seed(0)
-    loop = _classifier(strategy, accumulate=2, clip_norm=0.5)
-    report = loop.fit(_recipe(), epochs=2, verbose=0)
-    found = {f"variables|{i}": variable.value.numpy() for i, variable in enumerate(loop.step.variables)}
-    np.savez(file, **found, **{f"logs|{name}": np.asarray(value) for name, value in report.history.items()})
-
-
 OTHERS: list[Callable[[], Outcome]] = [
     *(augmented, mapped, resident, own_function),
-    *(dataset, dataset_of_unknown_length, dataset_repeated, callbacks),
-    *(compiled_loop, compiled_step, constrained),
-    *(evaluated_and_predicted, warm, resumed, parameter_servers),
+    *(dataset, callbacks, compiled_loop, constrained),
+    *(evaluated_and_predicted, warm, resumed),
 ]
 
 
@@ -263,11 +229,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--compare", type=Path, help="what the same command wrote at another commit")
     parser.add_argument("--only", nargs="+", help="parts of names")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        _on_parameter_servers(options.file)
-        return 0
     warnings.filterwarnings("ignore", message="A global batch of")
     mk.devices.split_cpu(4)
     found = {}

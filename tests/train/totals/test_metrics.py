@@ -206,21 +206,6 @@ def test_a_metric_of_several_numbers_gives_the_names_of_keras(make_loop: Any, nu
     _assert_as_in_keras(make_loop, line_net, plain_dataset(*numbers, weights, batch=20), **compiled)
 
 
-@pytest.mark.slow
-def test_metrics_of_several_numbers_for_several_outputs(make_loop: Any, numbers: Any) -> None:
-    def net() -> Any:
-        x = keras.Input((4,))
-        return keras.Model(x, {"a": L.Dense(1, name="a")(x), "b": L.Dense(1, name="b")(x)})
-
-    x, y = numbers
-    batches = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": 2 * y})).batch(20)
-
-    def metrics() -> Any:
-        return {"a": [Rates(), "mae"], "b": ["mae", Rates(keys=("bp", "br"))]}
-
-    _assert_as_in_keras(make_loop, net, batches, loss=lambda: {"a": "mse", "b": "mae"}, metrics=metrics)
-
-
 class Hits(keras.metrics.Metric):
     """Counts on Keras's argmax of int32, which Keras's own accuracies have as int64 in a step."""
 
