@@ -78,7 +78,7 @@ def _mean_of_means(step: Any, sums: Any, replica: int) -> Any:
         for name, by in divisors.items()
     }
     ones = [[totals.EXAMPLES], [totals.DIVISOR]]
-    return {**means, "totals": tf.tensor_scatter_nd_update(means["totals"], ones, [1.0, 1.0])}
+    return {**sums, **means, "totals": tf.tensor_scatter_nd_update(means["totals"], ones, [1.0, 1.0])}
 
 
 def _clipped_before(option: str) -> Patch:
