@@ -63,8 +63,7 @@ def all_gather(rows: Nest) -> Nest:
             f"mk.train.all_gather takes tensors [rows, ...]; found shapes [{', '.join(map(str, shapes))}]. Add up "
             "scalars with mk.train.all_reduce."
         )
-    gather: Gather = ambient.gather or rows_of_all
-    return gather(rows)
+    return (ambient.gather or rows_of_all)(rows)
 
 
 @ambient.set(alone=False)

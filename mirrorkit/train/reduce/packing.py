@@ -29,7 +29,8 @@ def pack(tensors: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
                 f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
                 f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
             )
-    return [_joined([_shaped(t, [-1]) for t in bucket]) for bucket in _buckets(tensors, size)]
+    flat = [[_shaped(tensor, [-1]) for tensor in bucket] for bucket in _buckets(tensors, size)]
+    return [tf.concat(parts, 0) if len(parts) > 1 else parts[0] for parts in flat]
 
 
 def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
@@ -39,10 +40,6 @@ def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], size: int = 
         parts = tf.split(flat, [t.shape.num_elements() for t in members]) if len(members) > 1 else [flat]
         tensors += [_shaped(part, t.shape) for part, t in zip(parts, members, strict=True)]
     return tensors
-
-
-def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
 
 def _shaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

@@ -7,7 +7,6 @@ needs one.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +35,6 @@ class TraceOnce:
     def __init__(self, function: Callable[..., Nest], *, jit_compile: bool | str = False) -> None:
         self._jit_compile, self._function = jit_compile, function
         self._traces: dict[str, ConcreteFunction] = {}
-
-    @property
-    def count(self) -> int:
-        """How often the function was traced."""
-        return len(self._traces)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -85,37 +79,28 @@ def _spec(value: tf.Tensor | tf.TensorSpec | tf.Variable) -> tf.TensorSpec | tf.
     return value if isinstance(value, tf.Variable) else tf.TensorSpec(value.shape, value.dtype)
 
 
-_STATEFUL_RANDOM = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
-
-
+# Kinds of operations that draw from a state.
+_STATEFUL = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "Rng", "Stateful")
 _WRITES = re.compile("Assign|Resource(Scatter|Sparse|Apply|StridedSliceAssign)")
 
 
 def writes(graph: tf.Graph) -> set[str]:
     """Return the kinds of operations of a graph, and of the functions in it, that write a variable."""
-    return {kind for kind in kinds_in(graph) if _WRITES.match(kind)}
+    return {kind for kind in _kinds(graph) if _WRITES.match(kind)}
 
 
-def kinds_in(graph: tf.Graph) -> set[str]:
-    """Return the kinds of operations in a graph and in its functions."""
-    of_graph = graph.as_graph_def()
-    of_functions = itertools.chain(*(function.node_def for function in of_graph.library.function))
-    return {node.op for node in itertools.chain(of_graph.node, of_functions)}
+def draws(graph: tf.Graph) -> set[str]:
+    """Return the kinds of operations of a graph, and of the functions in it, that draw from a state."""
+    return {kind for kind in _kinds(graph) if kind.startswith(_STATEFUL)} - {"StatefulPartitionedCall"}
+
+
+def _kinds(graph: tf.Graph) -> set[str]:
+    return {node.op for node in xla.nodes_of(graph)}
 
 
 def _require_pure(trace: ConcreteFunction) -> None:
     written = writes(trace.graph)
-    found = {f"the operation {kind}" for kind in kinds_in(trace.graph) & _STATEFUL_RANDOM}
+    found = {f"the operation {kind}" for kind in draws(trace.graph)}
     if written:
         try:
             variables = {variable.name for variable in trace.variables}

@@ -75,11 +75,10 @@ class Update(Generic[Output]):
             sums = self._reduce(compute(*args))
             return sums if self._central else self._write(sums)
 
-        def run(*args: Nest) -> Output:
+        def run(*args: Nest) -> Any:
             result = first_replica(self._strategy, self._strategy.run(on_replica, args=args))
             if not self._central:
-                output: Output = result
-                return output
+                return result
             with tf.device(self._variables[0].device):  # where the one copy lies, which may be too big for a GPU
                 return self._write(result)
 
@@ -87,27 +86,20 @@ class Update(Generic[Output]):
 
     def _write(self, sums: Sums) -> Output:
         replica = 0 if self._central else local_replica(self._strategy)
-        values = self._values_after(sums, replica)
-        new_values, output = self._function(sums, values)
-        for variable, old, new in zip(self._variables, values, new_values, strict=True):
-            if new is not None:
-                self._write_one(variable, old, new, replica)
-        return output
-
-    def _values_after(self, sums: Sums, replica: int) -> list[tf.Tensor]:
-        """Read the variables, under parameter servers once `sums` are there: others may write while they are computed.
-
-        A gradient that is some updates old does little harm. Momentum that is would decay by what it was then, and
-        beyond about fifteen updates it would swing without bound.
-        """
+        # Under parameter servers variables are read once the sums are there: others may write while they are computed.
+        # A gradient that is some updates old does little harm. Momentum that is would decay by what it was then, and
+        # beyond about fifteen updates it would swing without bound.
         with tf.control_dependencies(tf.nest.flatten(sums) if self._adds_up else []):
-            return [
+            values = [
                 own_copy(variable, replica) if id(variable) in self._in_place else tf.convert_to_tensor(variable)
                 for variable in self._variables
             ]
-
-    def _write_one(self, variable: Variable, old: tf.Tensor, new: tf.Tensor, replica: int) -> None:
-        if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
-            variable.assign_add(new - old)
-            return
-        own_copy(variable, replica).assign(new)
+        new_values, output = self._function(sums, values)
+        for variable, old, new in zip(self._variables, values, new_values, strict=True):
+            if new is None:
+                continue
+            if self._adds_up and variable.dtype != tf.bool and id(variable) not in self._last_wins:
+                variable.assign_add(new - old)
+            else:
+                own_copy(variable, replica).assign(new)
+        return output

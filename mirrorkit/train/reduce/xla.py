@@ -62,14 +62,10 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
 
     Where it cannot, the log says why.
     """
-    flat = tf.nest.flatten(args)
-    places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor | tf.TensorSpec)]
-    specs = [tf.TensorSpec(flat[place].shape, flat[place].dtype) for place in places]
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in tf.nest.flatten(args)]
 
     def of_tensors(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        given = dict(zip(places, tensors, strict=True))
-        values = [given.get(place, value) for place, value in enumerate(flat)]
-        result = function(*tf.nest.pack_sequence_as(args, values))
+        result = function(*tf.nest.pack_sequence_as(args, tensors))
         return [value for value in tf.nest.flatten(result) if value is not None]
 
     tried = compiled(of_tensors, with_xla=True)
@@ -80,8 +76,7 @@ def takes(function: Callable[..., Nest], *args: Nest) -> bool:
 
 
 def _objection(tried: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) -> str | None:
-    graph = trace.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = nodes_of(trace.graph)
     if drawn := next((node.name for node in nodes if _DRAWS.match(node.op)), None):
         return f"XLA would draw other random numbers than TensorFlow ({drawn})"
     if checked := next((node.name for node in nodes if node.op in _CHECKS), None):
@@ -94,7 +89,7 @@ def _objection(tried: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) 
     if any(value.dtype == tf.resource and id(value) not in handles for value in trace.captured_inputs):
         return "XLA knows no resources but variables: no lookup tables"
     devices = [variable.device for variable in variables]
-    devices += [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)]
+    devices += [device.name for device in tf.config.list_logical_devices()]
     device = next((name for name in devices if "GPU" in name), devices[0])
     try:
         with warnings.catch_warnings():
@@ -107,6 +102,12 @@ def _objection(tried: Any, trace: ConcreteFunction, specs: list[tf.TensorSpec]) 
         if _UNKNOWN_SIZE.search(program):
             return "a size depends on values, where XLA may compute with the largest one"
     return _broken(device)
+
+
+def nodes_of(graph: tf.Graph) -> list[Any]:
+    """Return the nodes of a graph, and of the functions in it: each has the kind of its operation, and a name."""
+    whole = graph.as_graph_def()
+    return [*whole.node, *(node for function in whole.library.function for node in function.node_def)]
 
 
 @functools.cache

@@ -50,20 +50,16 @@ def _key(original: Callable[..., Nest], seed: tf.Tensor) -> Nest:
     return private.get("random_ops_util.get_key_counter_alg")(seed, "philox")[:2]
 
 
-@replaces("gen_stateless_random_ops_v2.stateless_random_uniform_v2", within="compiled")
-def _uniform_floats(original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
-    return _floats(_uniform, original, shape, dtype, **key)
-
-
-@replaces("gen_stateless_random_ops_v2.stateless_random_normal_v2", within="compiled")
-def _normal_floats(original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
-    return _floats(_normal, original, shape, dtype, **key)
-
-
-def _floats(of: Draw, original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
+@replaces(
+    "gen_stateless_random_ops_v2.stateless_random_uniform_v2",
+    "gen_stateless_random_ops_v2.stateless_random_normal_v2",
+    within="compiled",
+)
+def _floats(original: Draw, shape: Any, dtype: Any, **key: Any) -> tf.Tensor:
     if tf.as_dtype(dtype) not in _FLOATS:
         return original(shape, dtype=dtype, **key)
-    return of(shape, tf.as_dtype(dtype), functools.partial(tf.raw_ops.StatelessRandomUniformFullIntV2, **key))
+    make = _normal if "normal" in original.__name__ else _uniform
+    return make(shape, tf.as_dtype(dtype), functools.partial(tf.raw_ops.StatelessRandomUniformFullIntV2, **key))
 
 
 def _uniform(shape: Any, dtype: tf.DType, draw: Draw) -> tf.Tensor:

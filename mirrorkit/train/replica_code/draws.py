@@ -8,6 +8,7 @@ are told apart by replica alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -15,32 +16,19 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.train.keras_model.seeds import fold
-from mirrorkit.train.reduce.tracing import kinds_in
+from mirrorkit.train.reduce.tracing import draws
 from mirrorkit.train.replica_code.scope import ShareScope
-
-# Kinds of operations that draw from a state.
-_STATEFUL = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "Rng", "Stateful")
-_NO_DRAWS = {"StatefulPartitionedCall"}
-
-
-class _Seeds:
-    """In place of Keras's global generator: the seeds of draws that are given none."""
-
-    def __init__(self, scope: ShareScope) -> None:
-        self._scope = scope
-
-    def next(self, ordered: bool = True) -> tf.Tensor:
-        """Return another seed, int64 [2]."""
-        return _seed(self._scope, None)
 
 
 # Keras's draws without a seed take one from there: from a variable that each thread makes for itself.
 @replaces("seed_generator.global_seed_generator", within="scope")
-def _global_seed_generator(original: Callable[..., Any]) -> _Seeds:
-    return _Seeds(ambient.scope)
+def _global_seed_generator(original: Callable[..., Any]) -> Any:
+    return SimpleNamespace(next=lambda ordered=True: _seed(None))
 
 
-def _seed(scope: ShareScope, given: Any) -> tf.Tensor:
+def _seed(given: Any) -> tf.Tensor:
+    """Return another seed of the scope, int64 [2]."""
+    scope: ShareScope = ambient.scope
     scope.require_no_loop()
     scope.draws += 1
     # TensorFlow's global seed (`tf.random.set_seed`), or one number where there is none, and that of the operation.
@@ -54,24 +42,23 @@ def _seed(scope: ShareScope, given: Any) -> tf.Tensor:
 @replaces("random.normal", "random.uniform", "random.truncated_normal", within="scope")
 def _stateless(original: Callable[..., Any], shape: Any, *args: Any, seed: Any = None, **options: Any) -> tf.Tensor:
     draw = getattr(tf.random, f"stateless_{original.__name__.removeprefix('random_')}")
-    return draw(shape, _seed(ambient.scope, seed), *args, **options)
+    return draw(shape, _seed(seed), *args, **options)
 
 
 @replaces("nn.dropout", within="scope")
 def _dropped(original: Callable[..., Any], x: Any, rate: Any, noise_shape: Any = None, **given: Any) -> tf.Tensor:
-    seed = _seed(ambient.scope, given.get("seed"))
+    seed = _seed(given.get("seed"))
     return tf.nn.experimental.stateless_dropout(x, rate, seed=seed, noise_shape=noise_shape)
 
 
 @replaces("random.shuffle", within="scope")
 def _shuffled(original: Callable[..., Any], value: Any, seed: Any = None, name: Any = None) -> tf.Tensor:
-    return tf.random.experimental.stateless_shuffle(value, _seed(ambient.scope, seed))
+    return tf.random.experimental.stateless_shuffle(value, _seed(seed))
 
 
 def require_repeatable(traced: tf.Graph) -> None:
     """Refuse a step, as it was traced, that draws from a state which no checkpoint holds."""
-    drawn = sorted({kind for kind in kinds_in(traced) if kind.startswith(_STATEFUL)} - _NO_DRAWS)
-    if drawn:
+    if drawn := sorted(draws(traced)):
         raise StepError(
             f"The model's train_step draws random numbers with TensorFlow's {', '.join(drawn)}, whose state no "
             "checkpoint holds and replicas may share. Call tf.random.normal, uniform or truncated_normal by these "

@@ -23,15 +23,15 @@ def test_one_trace_for_each_shape_dtype_and_structure() -> None:
         return tf.nest.map_structure(lambda value: 2 * value, values)
 
     function = TraceOnce(double)
-    assert function.count == 0
+    assert len(function._traces) == 0
     for _ in range(2):
         for count, values in enumerate(
             [tf.ones([2]), tf.ones([3]), tf.ones([2], tf.float64), {"a": tf.ones([2])}, [tf.ones([2])]], start=1
         ):
             found = function(values)
             tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, 2 * b), found, values)
-            assert function.count >= count
-    assert function.count == len(traced) == 5
+            assert len(function._traces) >= count
+    assert len(function._traces) == len(traced) == 5
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
@@ -45,7 +45,7 @@ def test_all_replicas_share_one_trace(replicas: int, strategy_of: Any) -> None:
 
     values = strategy.experimental_local_results(tf.function(lambda: strategy.run(on_replica), autograph=False)())
     assert [float(value) for value in values] == [replica + 1 for replica in range(replicas)]
-    assert function.count == 1
+    assert len(function._traces) == 1
 
 
 def _of_a_seed() -> Any:
@@ -67,7 +67,7 @@ def test_what_is_not_pure_is_refused_by_name(make: Any, found: str) -> None:
     for _ in range(2):  # and not only the first time
         with pytest.raises(StepError, match=f"not among its own: .*{found}"):
             function(tf.constant(1.0))
-    assert function.count == 0
+    assert len(function._traces) == 0
 
 
 def test_outside_of_a_replica_there_is_no_graph_device_or_strategy(strategy_of: Any) -> None:
