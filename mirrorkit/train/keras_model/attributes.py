@@ -40,14 +40,21 @@ def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
     Not those of Keras's own classes, which note there what they have built.
     """
     own = [one for one in objects if hasattr(one, "__dict__") and not type(one).__module__.startswith("keras.")]
-    before = [(one, _copied(plain_attributes(one))) for one in own]
+    before = [(vars(one), plain_attributes(one)) for one in own]
+    contents = [pair for _, values in before for pair in _contents(list(values.values()))]
     try:
         yield
     finally:
-        for one, values in before:
-            attributes = vars(one)
-            for name, value in values.items():
-                attributes[name] = _given_back(attributes.get(name), value)
+        for attributes, values in before:
+            attributes.update(values)
+        for container, content in contents:
+            if _ids(container) == _ids(content):  # Keras's and TensorFlow's own note that they were written
+                continue
+            if isinstance(container, dict):
+                container.clear()
+                container.update(content)
+            else:
+                container[:] = content
 
 
 def _is_plain(value: Any) -> bool:
@@ -58,32 +65,18 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _copied(value: Any) -> Any:
-    """Return a value with lists and dicts of its own, which Keras does not track."""
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+def _contents(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each list and dict in a value, and a copy of it."""
+    if isinstance(value, (dict, list)):
+        yield value, dict(value) if isinstance(value, dict) else list(value)
+    if isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _contents(one)
 
 
-def _given_back(now: Any, before: Any) -> Any:
-    """Return what an attribute was before; the list or dict that it is now, if that is one, with the old content."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        content: Any = {key: _given_back(now.get(key), one) for key, one in before.items()}
-        if not _same(now, content):
-            now.clear()
-            now.update(content)
-        return now
-    if isinstance(before, list) and isinstance(now, list):
-        known = [*now[: len(before)], *[None] * (len(before) - len(now))]
-        content = [_given_back(one, old) for one, old in zip(known, before, strict=True)]
-        if not _same(dict(enumerate(now)), dict(enumerate(content))):
-            now[:] = content
-        return now
-    return before
-
-
-def _same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
+def _ids(container: Any) -> list[tuple[Any, int]]:
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    return [(key, id(one)) for key, one in items]
 
 
 @functools.cache

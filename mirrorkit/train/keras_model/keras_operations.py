@@ -70,14 +70,11 @@ def _affine_transform(original: Function, *args: Nest, **options: Nest) -> Nest:
 
 @replaces("nn._compute_moments_sync", within="on_device")
 @ambient.set(alone=False)
-def _compute_moments_sync(
-    original: Function, x: tf.Tensor, axes: Sequence[int], keepdims: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_moments_sync(original: Function, x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> Any:
     """Moments over all replicas, with their gradient as few operations: each is made, and optimized, per replica."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        means: tuple[tf.Tensor, tf.Tensor] = original(x, axes, keepdims)
-        return means
+        return original(x, axes, keepdims)
     total, total_of_gradient = ambient.totals or (_sum, _sum)
     reduced = {axis % x.shape.rank for axis in tf.nest.flatten(axes)}
     kept = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]

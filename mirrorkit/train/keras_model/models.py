@@ -23,31 +23,32 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
         self.parts = [*layers, *(seed for seed in seeds if id(seed.state) not in theirs)]
         self.built = True
 
+    @property
+    def _names(self) -> str:
+        return ", ".join(repr(part.name) for part in self.__dict__.get("parts", []))
+
     def get_config(self) -> Json:
         """Refuse to be written with its configuration, which a step's own models would be lost from."""
         raise self.refusal("A .keras file")
 
     def __getattr__(self, name: str) -> Any:
         """Say which models there are: a callback's `self.model` is this."""
-        parts = [part.name for part in self.__dict__.get("parts", [])]
         raise AttributeError(
-            f"The step has several models, {', '.join(map(repr, parts))}, and their container has no {name!r}. Pass a "
-            "callback the model that it needs."
+            f"The step has several models, {self._names}, and their container has no {name!r}. Pass a callback the "
+            "model that it needs."
         )
 
     def predict(self, *args: object, **options: object) -> Nest:
         """Refuse: it is not known which of the models is meant."""
-        names = ", ".join(repr(part.name) for part in self.parts)
         raise StepError(
-            f"predict was called on the container of the models of a step, {names}. Pass a callback the model that it "
-            "needs, or call loop.predict(data)."
+            f"predict was called on the container of the models of a step, {self._names}. Pass a callback the model "
+            "that it needs, or call loop.predict(data)."
         )
 
     def refusal(self, what: str) -> StepError:
         """Return the error that something holds one model, and this is several."""
-        names = ", ".join(repr(part.name) for part in self.parts)
         return StepError(
-            f"{what} holds one model, and the step has several parts: {names}. Save the weights of all "
+            f"{what} holds one model, and the step has several parts: {self._names}. Save the weights of all "
             '(ModelCheckpoint("name.weights.h5", save_weights_only=True)), or write each model to a file of its own '
             "(mk.train.export(model, path))."
         )

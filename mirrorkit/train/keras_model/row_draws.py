@@ -47,11 +47,15 @@ class RowDraws:
 
     def draw(self, original: Callable[..., tf.Tensor], shape: Any, seed: Any, *args: Any, **options: Any) -> tf.Tensor:
         """Draw for all rows, where it is a draw of rows, and return those of this part."""
+
+        def drawn(shape: Any) -> tf.Tensor:
+            return original(shape, seed, *args, **options)
+
         sizes = tf.convert_to_tensor(shape, tf.int32)
         constant = self._is_constant(seed)
         self._from_seeds += not constant
         if sizes.shape[0] == 0 or constant:
-            return original(shape, seed, *args, **options)
+            return drawn(shape)
         known = tf.get_static_value(sizes)
         static = None if known is None else tuple(known)
         if self.own == self.rows:
@@ -59,15 +63,14 @@ class RowDraws:
         self._made += 1
         if self._made > len(self.of_all):  # all rows drew less often
             self._from_seeds -= 1
-            return original(shape, seed, *args, **options)
+            return drawn(shape)
         if not self._is_of_rows(static, self.of_all[self._made - 1]):
-            return original(shape, seed, *args, **options)
+            return drawn(shape)
         times, rest = sizes[0] // self.own, sizes[1:]
-        drawn = original(tf.concat([[times, self.rows], rest], 0), seed, *args, **options)
-        drawn = drawn[:, self.first : self.first + self.own]
-        of_rows = tf.reshape(drawn, tf.concat([[times * self.own], rest], 0))
-        others = original(tf.concat([[sizes[0] - times * self.own], rest], 0), seed, *args, **options)
-        return tf.ensure_shape(tf.concat([of_rows, others], 0), original(shape, seed, *args, **options).shape)
+        own = drawn(tf.concat([[times, self.rows], rest], 0))[:, self.first : self.first + self.own]
+        of_rows = tf.reshape(own, tf.concat([[times * self.own], rest], 0))
+        others = drawn(tf.concat([[sizes[0] - times * self.own], rest], 0))
+        return tf.ensure_shape(tf.concat([of_rows, others], 0), drawn(shape).shape)
 
     def _is_of_rows(self, static: tuple[int, ...] | None, of_all: tuple[int, ...] | None) -> bool:
         """Return whether a draw is of rows, by its shape and by that for all rows.
@@ -93,9 +96,8 @@ def _numbers(seed: Any) -> tuple[int, ...] | None:
 
 
 @replaces("random.stateless_normal", "random.stateless_uniform", "random.stateless_truncated_normal", within="draws")
-def _draw(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
-    drawn: tf.Tensor = ambient.draws.draw(original, *args, **options)
-    return drawn
+def _draw(original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> Any:
+    return ambient.draws.draw(original, *args, **options)
 
 
 @replaces("experimental.stateless_dropout", within="draws")

@@ -58,10 +58,8 @@ def seeds_by_replica() -> Iterator[None]:
     context = tf.distribute.get_replica_context()
     if context is None:
         raise StepError("seeds_by_replica was called outside of a replica. Call it in `compute`, or in strategy.run.")
-    if ambient.numbers is not None:  # what is around it tells replicas apart
-        yield
-        return
-    with ambient.set(numbers=lambda: [context.replica_id_in_sync_group]):
+    # What is around it may tell replicas apart.
+    with ambient.set(numbers=ambient.numbers or (lambda: [context.replica_id_in_sync_group])):
         yield
 
 
