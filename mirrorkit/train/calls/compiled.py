@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
 from mirrorkit.data import HOST
+from mirrorkit.errors import StepError
 from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
-from mirrorkit.train.calls.errors import explained_call, explained_data, explained_trace, require_known_length
+from mirrorkit.train.calls.errors import explained_call, explained_data, explained_trace
 from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce import xla
@@ -82,14 +83,12 @@ class Calls:
         self._predicted += 1
         with explained_data(lambda _: f"batch {done}"):
             for batch, size in batches:
-                yield from self._of_replicas(self._predict(batch, size, _number([self._predicted, done])))
+                outputs = self._predict(batch, size, _number([self._predicted, done]))
+                like = first_replica(self.strategy, outputs)
+                parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+                for of_replica in zip(*parts, strict=True):
+                    yield tf.nest.pack_sequence_as(like, of_replica)
                 done += 1
-
-    def _of_replicas(self, outputs: Nest) -> Iterator[Nest]:
-        like = first_replica(self.strategy, outputs)
-        parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
-        for of_replica in zip(*parts, strict=True):
-            yield tf.nest.pack_sequence_as(like, of_replica)
 
     def functions(self, what: Pass, data: EpochIterator, steps: int) -> Iterator[ConcreteFunction]:
         """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
@@ -133,7 +132,12 @@ class Calls:
         accumulate = self._batches_of(what)
         place = self._place(what, data, steps)
         if data.steps is None:
-            require_known_length(accumulate)
+            if accumulate > 1:
+                raise StepError(
+                    f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "
+                    "steps_per_epoch, or say how many batches there are: dataset.apply("
+                    "tf.data.experimental.assert_cardinality(n))."
+                )
             function = self._trace(what, data, None)
             with explained_call(data, place):
                 done, totals, good, having = function(data.source, totals, _number(steps), _number(data.position))
@@ -179,12 +183,9 @@ class Calls:
         function = (what, data.kind, sizes)
         specs = tuple(map(repr, tf.nest.flatten(data.element_spec)))
         if (function, specs) not in self._traces:
-            known = [other for name, other in self._traces if name == function]
-            if known:
-                changes = [f"{old} became {new}" for old, new in zip(known[-1], specs, strict=False) if old != new]
-                if len(known[-1]) != len(specs):  # `class_weight` adds sample weights
-                    changes.append(f"a batch has {len(specs)} tensors in place of {len(known[-1])}")
-                _log.warning("The data changed shape or dtype, so the loop compiles again: %s.", "; ".join(changes))
+            if known := [other for name, other in self._traces if name == function]:
+                was, now = map(", ".join, (known[-1], specs))
+                _log.warning("The data changed shape or dtype, so the loop compiles again: %s became %s.", was, now)
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)
             many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
@@ -227,8 +228,12 @@ class Calls:
             totals += tf.cast(run(batches(index, numbers), index, numbers[0]), tf.float64)
             return _after(index), totals, good + _is_finite(totals, loss_index)
 
+        def is_left(index: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+            with tf.device(HOST):
+                return index < updates
+
         begin = (_number(0), totals, tf.constant(0, tf.int64))
-        _, totals, good = tf.while_loop(lambda index, *_: _is_less(index, updates), body, begin)
+        _, totals, good = tf.while_loop(is_left, body, begin)
         return totals, good
 
     def _until_the_end(self, what: Pass) -> Any:
@@ -275,11 +280,6 @@ class Calls:
 def _is_finite(totals: tf.Tensor, loss_index: int) -> tf.Tensor:
     # A sum that is not finite stays so: the number of finite ones is the index of the first that is not.
     return tf.cast(tf.math.is_finite(totals[loss_index]), tf.int64)
-
-
-def _is_less(index: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    with tf.device(HOST):
-        return index < end
 
 
 def _after(index: tf.Tensor) -> tf.Tensor:

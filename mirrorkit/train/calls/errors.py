@@ -130,13 +130,3 @@ def explained_trace(sizes: Sequence[int | None] | None) -> Iterator[None]:
             f"A batch of {sizes[-1] or 'any number of'} examples cannot be computed, as those before could: "
             f"{told(error)} {ANY_ROWS}"
         ) from error
-
-
-def require_known_length(accumulate: int) -> None:
-    """Refuse updates of several batches on data of unknown length."""
-    if accumulate > 1:
-        raise StepError(
-            f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "
-            "steps_per_epoch, or say how many batches there are: dataset.apply("
-            "tf.data.experimental.assert_cardinality(n))."
-        )

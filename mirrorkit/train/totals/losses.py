@@ -49,10 +49,9 @@ def setting_of(loss: PerOutput, name: str) -> Any:
     return getattr(loss, name, settings.get(name))
 
 
-def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
+def mask_of(tensor: tf.Tensor) -> Any:
     """Return the mask that Keras has put on a tensor, or None."""
-    mask: tf.Tensor | None = private.get("masking.get_keras_mask")(tensor)
-    return mask
+    return private.get("masking.get_keras_mask")(tensor)
 
 
 def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
