@@ -8,10 +8,9 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
-from mirrorkit.train.keras_model.floatx import in_floatx
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
-from mirrorkit.train.keras_model.outputs import UnpackedBatch
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, in_floatx
 
 
 def is_built(model: KerasModel) -> bool:

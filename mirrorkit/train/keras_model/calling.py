@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,8 +79,7 @@ def call_model(
         outputs = read(model(x, **training_argument(model, training)))
         added = [(_adding(model, loss), loss) for loss in scope.losses]
     metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
-    own = {id(variable) for variable in [*model.variables, *metrics]}
-    if foreign := [path for key, path in scope.paths.items() if key not in own]:
+    if foreign := scope.assigned_but([*model.variables, *metrics]):
         raise foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
     return outputs, added
 
@@ -108,26 +107,36 @@ def read(values: Nest) -> Nest:
 
 
 class Scope(ValueScope):
-    """One that knows an assigned variable by its id, and also its path."""
+    """One that knows what was assigned: each variable, and its value, in order."""
 
     def __init__(self, values: Iterable[tuple[KerasVariable, Any]]) -> None:
         super().__init__(state_mapping=list(values), collect_losses=True)
-        self.paths: dict[int, str] = {}
-        self._graph = tf.compat.v1.get_default_graph()
+        self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
+        self._graph = graph_of_now()
 
     def add_update(self, update: tuple[KerasVariable, tf.Tensor]) -> None:
-        """Note the variable, and let Keras keep its new value; refuse draws that each round of a loop would repeat."""
+        """Let Keras keep the new value, and note it; refuse draws that each round of a loop would repeat."""
         if is_generator(update[0]) and in_loop(self._graph):
             raise StepError(
                 f"A SeedGenerator ({update[0].path}) draws within a loop (tf.while_loop, an RNN's cell). In a step "
                 "each iteration would draw the same numbers. Draw the numbers of all iterations before the loop, or "
                 "let Python unroll it (`for`, RNN(unroll=True))."
             )
-        self.paths[id(update[0])] = update[0].path
         super().add_update(update)
+        self.assigned.append((update[0], self.state_mapping[id(update[0])]))
+
+    def assigned_but(self, known: Iterable[KerasVariable]) -> list[str]:
+        """Return the paths of the assigned variables that are not among these."""
+        ids = set(map(id, known))
+        return list(dict.fromkeys(variable.path for variable, _ in self.assigned if id(variable) not in ids))
 
 
-def in_loop(around: tf.Graph) -> bool:
+def graph_of_now() -> tf.Graph | None:
+    """Return the graph that operations go into; None where they are run at once."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def in_loop(around: tf.Graph | None) -> bool:
     """Return whether the graph that is being traced is, within `around`, the body of a loop."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not around:
@@ -149,8 +158,8 @@ def predict_with(model: KerasModel, x: Nest) -> Nest:
         return read(model(x, **training_argument(model, False)))
 
 
-def require_assignable(model: KerasModel, assigned: Mapping[int, str]) -> None:
-    """Refuse a pass that assigned a weight; `assigned` has each variable's path by its `id`."""
+def require_assignable(model: KerasModel, assigned: Collection[int]) -> None:
+    """Refuse a pass that assigned a weight; `assigned` are the ids of variables."""
     for variable in model.trainable_variables:
         if id(variable) in assigned:
             raise StepError(

@@ -20,6 +20,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient, replaces
+from mirrorkit.train.keras_model.layer_state import takes
 
 _Read = dict[int, tuple[KerasVariable, Any]]  # by the id of a variable, it and the value that stands for it
 
@@ -55,7 +56,7 @@ def _with_weights(scope: Any, original: Callable[..., Nest], function: Callable[
     read.sort(key=lambda pair: f"{pair[0].path}:0")  # TensorFlow's name and order
     if not read:
         return original(lambda *_: (result, gradient), args, {})
-    if not _takes_variables(gradient):
+    if not takes(inspect.signature(gradient), "variables"):
         raise StepError(
             f"A custom-gradient function reads the weights {_paths(read)}, and its gradient has no argument "
             "`variables`. Let it take variables=None, and return the gradients of the arguments and those of the "
@@ -79,11 +80,6 @@ def _copy(scope: Any) -> Any:
     copy = keras.StatelessScope(collect_losses=scope.collect_losses, initialize_variables=False)
     copy.state_mapping = dict(scope.state_mapping)
     return copy
-
-
-def _takes_variables(gradient: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(gradient).parameters.values()
-    return any(p.name == "variables" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _checked(read: list[tuple[KerasVariable, Any]], gradients: list[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ follows from the seed, the step and the replica, so no two draw the same mask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -25,15 +25,14 @@ class LayerState:
     def __init__(self, model: KerasModel) -> None:
         self.variables = list(model.non_trainable_variables)
         self.synchronized = any(getattr(layer, "synchronized", False) for layer in layers_of(model))
-        self._is_seed = [is_seed(variable) for variable in self.variables]
         self._stays = [is_generator(variable) for variable in self.variables]
         frozen = {id(variable) for layer in layers_of(model) if not layer.trainable for variable in layer.variables}
-        frozen |= getattr(model, "kept", set())
-        floats = [tf.as_dtype(variable.dtype).is_floating for variable in self.variables]
+        frozen |= getattr(model, "kept", set)()
         # Indices of the state that training may change: weights of frozen layers, which are state here, are none.
-        self.averaged = [i for i, v in enumerate(self.variables) if floats[i] and id(v) not in frozen]
+        floats = [i for i, v in enumerate(self.variables) if tf.as_dtype(v.dtype).is_floating]
+        self.averaged = [i for i in floats if id(self.variables[i]) not in frozen]
         trained = model.trainable_variables
-        self._numbers = [number_among(variable, trained) if is_seed(variable) else 0 for variable in self.variables]
+        self._numbers = [number_among(v, trained) if is_seed(v) else None for v in self.variables]  # of seeds
 
     @property
     def seeds(self) -> list[KerasVariable]:
@@ -54,8 +53,8 @@ class LayerState:
                 return fold(value, *numbers, *(tf.constant(n, tf.int64) for n in ([-number, 0] if number else [0])))
 
             return [
-                own(value, number) if seed else value
-                for value, seed, number in zip(state, self._is_seed, self._numbers, strict=True)
+                value if number is None else own(value, number)
+                for value, number in zip(state, self._numbers, strict=True)
             ]
 
     def require_no_rows(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], rows: Nest) -> None:
@@ -71,19 +70,16 @@ class LayerState:
                     "unchecked=('state',))."
                 )
 
-    def sums(
-        self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], count: Callable[[], tf.Tensor]
-    ) -> list[tf.Tensor | None]:
+    def sums(self, old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], examples: tf.Tensor) -> list[tf.Tensor | None]:
         """Return what one shard adds: value, or advance of an integer, times its examples.
 
-        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `count` gives the
-        number of examples (float32 scalar), and is called where something is sent.
+        None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `examples` is the
+        number of examples, a float32 scalar.
         """
         changed = [
             None if stays or after is before else advance(before, after)
             for stays, before, after in zip(self._stays, old, new, strict=True)
         ]
-        examples = count() if any(value is not None for value in changed) else None
         return [
             None if value is None else tf.ensure_shape(value * examples, variable.shape)
             for variable, value in zip(self.variables, changed, strict=True)
@@ -100,13 +96,18 @@ class LayerState:
 def some_follow(values: Sequence[tf.Tensor], data: Nest) -> bool:
     """Return whether tensors of the graph that is traced depend on others, which may be of a graph around it."""
     begin = {tf.identity(one).op.inputs[0].op for one in tf.nest.flatten(data, expand_composites=True)}
+    return bool(operations_of(values) & begin)
+
+
+def operations_of(values: Sequence[tf.Tensor]) -> set[tf.Operation]:
+    """Return the operations of a graph that tensors follow from."""
     found, left = set(), [value.op for value in values]  # one walk for all: a large model has many operations
     while left:
         op = left.pop()
         if op not in found:
             found.add(op)
             left += [one.op for one in op.inputs]
-    return bool(found & begin)
+    return found
 
 
 def advance(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
@@ -148,6 +149,9 @@ def has_sixteen_bits(model: KerasModel) -> bool:
 
 def training_argument(model: KerasModel, training: bool) -> dict[str, bool]:
     """Return `{"training": training}` where the model's `call` takes it; a subclassed one need not."""
-    parameters = inspect.signature(model.call).parameters.values()
-    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    return {"training": training} if takes_it else {}
+    return {"training": training} if takes(inspect.signature(model.call), "training") else {}
+
+
+def takes(signature: inspect.Signature, name: str) -> bool:
+    """Return whether a function with this signature has an argument of this name."""
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())

@@ -6,7 +6,6 @@ that their sum has them side by side, in the same order everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -28,13 +27,6 @@ class SummedSparseGradient(NamedTuple):
     ids: tf.Tensor  # int64 [n], ascending; a row that was looked up several times stands there as often
     number: tf.Tensor  # int64 [n], which of the sums belongs to it
     sums: tf.Tensor  # [n, width], one for each row, then zeros
-
-
-def as_rows(gradient: tf.Tensor | tf.IndexedSlices, unscale: Callable[[tf.Tensor], tf.Tensor]) -> SparseGradient | None:
-    """Return the rows of a gradient, without a loss scale; None where it is dense, or their number is not static."""
-    if not isinstance(gradient, tf.IndexedSlices) or gradient.values.shape[0] is None:
-        return None
-    return SparseGradient(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
 
 
 def dense_of(ids: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:

@@ -16,8 +16,8 @@ from mirrorkit import private
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.ambient import ambient, replaces
-from mirrorkit.train.replica_code.pure_step import Divisor, PureScope
-from mirrorkit.train.replica_code.scope import ReplicaScope, adds_up
+from mirrorkit.train.replica_code.pure_step import Divisor
+from mirrorkit.train.replica_code.scope import adds_up
 
 _MEANS = ("mean", "sum_over_batch_size")
 
@@ -56,11 +56,7 @@ def _update_state(original: Any, metric: Any, values: Any, sample_weight: Any = 
 def _assign_add(original: Any, variable: KerasVariable, value: Any) -> Any:
     """Add to this replica's part of a metric's sum, which need not be that of all rows: also within a loop."""
     scope = ambient.scope
-    if (
-        not isinstance(scope, ReplicaScope)
-        or not adds_up(variable)
-        or private.get("stateless_scope.get_stateless_scope")() is not scope
-    ):
+    if scope.is_pure or not adds_up(variable) or private.get("stateless_scope.get_stateless_scope")() is not scope:
         return original(variable, value)
     value = tf.cast(value, variable.dtype)
     with scope.outside():
@@ -86,14 +82,14 @@ def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args
 @replaces("Optimizer.scale_loss", "LossScaleOptimizer.scale_loss", within="scope")
 def _scale_loss(original: Any, optimizer: KerasOptimizer, loss: Any) -> Any:
     scope = ambient.scope
-    return scope.scaled(loss) if isinstance(scope, PureScope) else original(optimizer, loss)
+    return scope.scaled(loss) if scope.is_pure else original(optimizer, loss)
 
 
 @replaces("GradientTape.__enter__", within="scope")
 def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
     """Weights that are values are watched as variables are."""
     entered: tf.GradientTape = original(tape)
-    if isinstance(ambient.scope, PureScope) and tape._watch_accessed_variables:
+    if ambient.scope.is_pure and tape._watch_accessed_variables:
         ambient.scope.watch(entered)
     return entered
 
@@ -101,7 +97,7 @@ def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
 @replaces("GradientTape.gradient", within="scope")
 def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
     scope = ambient.scope
-    if isinstance(scope, PureScope):
+    if scope.is_pure:
         scope.minimized, sources = target, scope.sources(sources)
         if scope.means:
             scope.separate(target, sources)
@@ -122,20 +118,19 @@ def _reduce_values(
     original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
 ) -> Any:
     mean, scope = original(values, sample_weight, reduction), ambient.scope
-    is_pure = isinstance(scope, PureScope)
-    if reduction == "sum" and is_pure and not scope.by_user:  # as a mean over the share's rows
+    if reduction == "sum" and scope.is_pure and not scope.by_user:  # as a mean over the share's rows
         return mean / tf.cast(scope.share.fraction, mean.dtype)
     if not _is_of_more_rows():
         return mean
     if reduction == "mean_with_sample_weight" and sample_weight is not None and values.shape.rank:
         mean *= tf.cast(_fraction(sample_weight), mean.dtype)
-    return scope.divided(mean) if is_pure else mean
+    return scope.divided(mean) if scope.is_pure else mean
 
 
 def _is_of_more_rows() -> bool:
     """Return whether the means of a step are over more rows than its own."""
     scope = ambient.scope
-    is_part = isinstance(scope, PureScope) and (scope.separates or scope.share.checked is not None)
+    is_part = scope.is_pure and (scope.separates or scope.share.checked is not None)
     return is_part or scope.share.replicas > 1
 
 
@@ -143,6 +138,6 @@ def _fraction(counts: tf.Tensor) -> tf.Tensor:
     """Return what counts here by what is to divide it."""
     scope, own = ambient.scope, tf.reduce_sum(tf.cast(counts, tf.float32))
     portion = scope.portion(own)
-    if isinstance(scope, PureScope):
+    if scope.is_pure:
         scope.divisor = Divisor(own, portion)
     return tf.math.divide_no_nan(own, portion)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,50 +13,94 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, KerasVariable, Nest, Spec
-from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
 from mirrorkit.train.keras_model.calling import placeholders, read, running
 from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.reduce.tracing import foreign_state, outside_replica, writes
 from mirrorkit.train.replica_code.draws import require_repeatable
-from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values, metric_variables, no_gather, run_pure
+from mirrorkit.train.replica_code.pure_step import NotAFunction, PureScope, Ran, Values, metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import Share
-from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, overrides, step_of
+from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, overrides, step_of
 from mirrorkit.variables import copies, path
 
-Reads = Sequence[tf.Variable]
 _LINEAR = ("AddV2", "Add", "AddN", "Identity", "StopGradient", "EnsureShape")
 
 
+@dataclass(eq=False)
 class OwnStep:
     """A model's `train_step` and `test_step`, as functions of values.
 
     Args:
         model: the model, built.
         replicas: how many there are.
-        gather: see `run_pure`.
+        gather: what `mk.train.all_gather` does in a step; None for what it does around it.
         measure: creates the metrics for data, of which it gets the specs; returns the variables that losses read.
         by_user: whether it is a user who wrote the steps, and not Keras.
         separates: see `PureScope`.
     """
 
-    def __init__(
+    model: KerasModel
+    replicas: int
+    gather: Gather | None = no_gather
+    measure: Callable[[Spec], Sequence[tf.Variable]] = lambda data: ()
+    by_user: bool = True
+    separates: bool = False
+    _found: dict[str, Found] = field(default_factory=dict)
+
+    def run(
         self,
-        model: KerasModel,
-        replicas: int,
-        gather: Gather | None = no_gather,
-        measure: Callable[[Spec], Reads] = lambda data: (),
+        what: str,
+        values: Values,
+        data: Nest,
+        share: Share,
         *,
-        by_user: bool = True,
-        separates: bool = False,
-    ) -> None:
-        self.model = model
-        self.replicas = replicas
-        self.gather, self._measure, self.by_user = gather, measure, by_user
-        self.separates = separates
-        self._found: dict[str, Found] = {}
+        scale: tf.Tensor | None = None,
+        is_part: bool = False,
+    ) -> Ran:
+        """Run a step with these values in place of the model's variables.
+
+        Args:
+            what: "train" or "test".
+            values: of the variables.
+            data: what the step is given: one replica's rows.
+            share: what these are of the batch.
+            scale, is_part: see `PureScope`.
+        """
+        model, step = self.model, step_of(self.model, what)
+        weights = list(zip(model.trainable_variables, values.weights, strict=True))
+        others = [
+            *zip(model.non_trainable_variables, values.state, strict=True),
+            *zip(metric_variables(model), values.metrics, strict=True),
+        ]
+        scope = PureScope(
+            share,
+            weights,
+            others,
+            scale=scale,
+            is_part=is_part,
+            gather=ambient.gather if ambient.draws else None,
+            separates=self.separates and not (tf.executing_eagerly() or ambient.draws),
+            by_user=self.by_user,
+        )
+        # A summary keeps a user's step from being a function; of a layer's, a warning tells.
+        summaries = scope.summaries if self.by_user else None
+        totals, gather = None if is_part else share.totals(), self.gather or ambient.gather
+        with running(model, scope, scope=scope, gather=gather, summaries=summaries, totals=totals):
+            logs = named_logs(step(data), step)
+
+        def after(variable: KerasVariable, before: tf.Tensor) -> tf.Tensor:
+            value = scope.state_mapping[id(variable)]
+            return before if value is before else tf.ensure_shape(value, variable.shape)
+
+        given: dict[int, Any] = {}
+        if scope.applied is not None:
+            given = dict(zip(map(id, scope.applied.variables), scope.applied.gradients, strict=True))
+        gradients = [given.get(id(variable)) for variable in model.trainable_variables]
+        state = [after(variable, value) for variable, value in others]
+        return Ran(gradients, state[: len(values.state)], state[len(values.state) :], logs, scope)
 
     def found(self, what: str, data: Batch) -> Found:
         """Return what a trace for data like this finds out; raises `NotAFunction`."""
@@ -67,25 +112,50 @@ class OwnStep:
         return self._found[key]
 
     def _traced(self, what: str, spec: Spec) -> Found:
-        reads = self._measure(spec)
-        return found_as_function(self, what, spec, reads)
+        """Trace a step of a built model as a function of values; raises `NotAFunction` where it is none.
+
+        It is one where it makes one update, after which it reads no weight; where it writes layer state and metrics
+        alone; where it adds to the states of metrics, which it reads for its logs alone; and where it logs what the
+        metrics say.
+        """
+        model, known = self.model, set(map(id, self.measure(spec)))
+        graph = private.get("__internal__.FuncGraph")(f"step_to_{what}")
+        before = written_attributes(model)
+        with graph.as_default():
+            groups = (model.trainable_variables, model.non_trainable_variables, metric_variables(model))
+            values = Values(*map(placeholders, groups))
+            count = tf.constant(1.0)
+            share = Share(0, self.replicas, count, count, 1.0, lambda: tf.zeros([2], tf.int64))
+            try:
+                with tf.GradientTape() as tape:
+                    ran = self.run(what, values, placeholders(spec), share)
+            except Exception as error:  # the user's own, or of what takes real variables
+                text = str(error).partition("\n")[0]
+                why = f"it raised {type(error).__name__} as a function of values: {text}"
+                raise NotAFunction(why, of_data=True) from error
+            foreign = [variable for variable in tape.watched_variables() if id(variable) not in known]
+            with ran.scope:
+                reported = flat_logs(model.get_metrics_result())
+            _require_one_update(model, what, ran)
+            _require_own_variables(model, values, ran, graph, foreign)
+            _require_sums(model, values, ran)
+            if self.replicas > 1 and self.by_user:  # for Keras's own step, parts of a batch are compared with all of it
+                _require_not_read_again(model, ran)
+        _require_zeros(model)
+        require_repeatable(graph)
+        if reported.keys() != ran.logs.keys():
+            raise NotAFunction(f"it logs {sorted(ran.logs)}, and the metrics are {sorted(reported)}")
+        if ran.scope.means and overrides(model, "train_step"):
+            raise NotAFunction("it takes a mean over what a mask or weights leave, and several batches make an update")
+        if self.by_user and (changed := changed_attributes(model, before)):
+            raise NotAFunction(f"it changes the Python attributes {changed}")
+        optimizer = None if ran.scope.applied is None else ran.scope.applied.optimizer
+        return Found(optimizer, ran.scope.asks and self.replicas > 1)
 
     def predict(self, rows: Batch) -> Nest:
         """Return what the model's `predict_step` does."""
         with running(self.model):
             return read(self.model.predict_step(as_keras(rows)))
-
-
-def cannot_train(model: KerasModel, what: str, why: NotAFunction) -> StepError:
-    """Return the error that a compiled model cannot be trained, or evaluated, as a function of values."""
-    if isinstance(why.__cause__, StepError):
-        return why.__cause__
-    return StepError(
-        f"The {what}_step of {model.name!r} ({type(model).__name__}) cannot be computed on replicas: {why}. A metric's "
-        "state must be a sum over the rows, and a layer must not assign its trained weights, nor anything that is not "
-        "the model's. Under one_device, mirrored and multi_worker a model on which compile was called trains as Keras "
-        "has it, without options: Step.from_compiled(model) in a Loop."
-    )
 
 
 def _any_rows(one: tf.Tensor | tf.TypeSpec) -> tf.TensorSpec:
@@ -102,50 +172,6 @@ class Found(NamedTuple):
     asks: bool  # whether replicas have to ask each other for the divisor of a mean
 
 
-def found_as_function(own: OwnStep, what: str, spec: Spec, reads: Reads) -> Found:
-    """Trace a step of a built model as a function of values; raises `NotAFunction` where it is none.
-
-    It is one where it makes one update, after which it reads no weight; where it writes layer state and metrics alone;
-    where it adds to the states of metrics, which it reads for its logs alone; and where it logs what the metrics say.
-    """
-    model, replicas = own.model, own.replicas
-    graph = private.get("__internal__.FuncGraph")(f"step_to_{what}")
-    before = written_attributes(model)
-    with graph.as_default():
-        groups = (model.trainable_variables, model.non_trainable_variables, metric_variables(model))
-        values = Values(*map(placeholders, groups))
-        count = tf.constant(1.0)
-        share = Share(0, replicas, count, count, 1.0, lambda: tf.zeros([2], tf.int64))
-        try:
-            with tf.GradientTape() as tape:
-                step, data = step_of(model, what), placeholders(spec)
-                kinds = {"separates": own.separates, "by_user": own.by_user}
-                ran = run_pure(model, step, values, data, share, gather=own.gather, **kinds)
-        except Exception as error:  # the user's own, or of what takes real variables
-            text = str(error).partition("\n")[0]
-            why = f"it raised {type(error).__name__} as a function of values: {text}"
-            raise NotAFunction(why, of_data=True) from error
-        known = set(map(id, reads))
-        foreign = [variable for variable in tape.watched_variables() if id(variable) not in known]
-        with ran.scope:
-            reported = flat_logs(model.get_metrics_result())
-        _require_one_update(model, what, ran, by_user=own.by_user)
-        _require_own_variables(model, values, ran, graph, foreign, by_user=own.by_user)
-        _require_sums(model, values, ran)
-        if replicas > 1 and own.by_user:  # for Keras's own step, parts of a batch are compared with all of it
-            _require_not_read_again(model, ran)
-    _require_zeros(model)
-    require_repeatable(graph)
-    if reported.keys() != ran.logs.keys():
-        raise NotAFunction(f"it logs {sorted(ran.logs)}, and the metrics are {sorted(reported)}")
-    if ran.scope.means and overrides(model, "train_step"):
-        raise NotAFunction("it takes a mean over what a mask or weights leave, and several batches make an update")
-    if own.by_user and (changed := changed_attributes(model, before)):
-        raise NotAFunction(f"it changes the Python attributes {changed}")
-    optimizer = None if ran.scope.applied is None else ran.scope.applied.optimizer
-    return Found(optimizer, ran.scope.asks and replicas > 1)
-
-
 def _tensors(nest: Nest) -> list[tf.Tensor]:
     return [one for one in tf.nest.flatten(nest, expand_composites=True) if tf.is_tensor(one)]
 
@@ -153,7 +179,7 @@ def _tensors(nest: Nest) -> list[tf.Tensor]:
 # Each of these raises `NotAFunction` where a step, as it was traced, is more than a function of its values.
 
 
-def _require_one_update(model: KerasModel, what: str, ran: Ran, *, by_user: bool) -> None:
+def _require_one_update(model: KerasModel, what: str, ran: Ran) -> None:
     applied = ran.scope.applied
     if what == "train" and applied is None:
         raise NotAFunction("it makes no update by an optimizer's apply")
@@ -161,7 +187,7 @@ def _require_one_update(model: KerasModel, what: str, ran: Ran, *, by_user: bool
         raise NotAFunction("it gives the optimizer no gradient")
     if what == "test" and applied is not None:
         raise NotAFunction("it makes an update")
-    if by_user and applied is not None and applied.optimizer.built:
+    if ran.scope.by_user and applied is not None and applied.optimizer.built:
         trained = [id(v) for v in trainable_variables(getattr(applied.optimizer, "inner_optimizer", applied.optimizer))]
         if trained != [id(variable) for variable in model.trainable_variables]:
             raise NotAFunction("its optimizer is built for other weights than those of the model")
@@ -173,17 +199,15 @@ def _require_own_variables(
     ran: Ran,
     graph: tf.Graph,
     trained: Sequence[tf.Variable],
-    *,
-    by_user: bool,
 ) -> None:
-    known = {id(v) for v in [*model.variables, *metric_variables(model)]}
-    if foreign := [path for key, path in ran.scope.paths.items() if key not in known]:
+    if foreign := ran.scope.assigned_but([*model.variables, *metric_variables(model)]):
         why = foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
         raise NotAFunction(f"it assigns {foreign[0]!r}, which is not among the model's variables") from why
-    if by_user and ran.scope.applied is not None:
-        read_of_optimizer = [one for one in ran.scope.applied.optimizer.variables if _reads(graph, one)]
-        if read_of_optimizer:
-            raise NotAFunction(f"it reads {path(read_of_optimizer[0])!r}, which the update changes")
+    if ran.scope.by_user and ran.scope.applied is not None:
+        used = {id(outer) for outer, _ in graph.captures}  # whichever replica's copy it is
+        changed = [v for v in ran.scope.applied.optimizer.variables if used & {id(copy.handle) for copy in copies(v)}]
+        if changed:
+            raise NotAFunction(f"it reads {path(changed[0])!r}, which the update changes")
     if trained:
         names = [variable.name for variable in trained]
         raise NotAFunction(f"it reads {names[0]!r}, which is not among the model's own") from foreign_state(names)
@@ -194,12 +218,6 @@ def _require_own_variables(
     late = set() if ran.scope.applied is None else set(graph.get_operations()[ran.scope.at_update :])
     if any(late & set(weight.consumers()) for weight in values.weights):
         raise NotAFunction("it uses the value of a weight after the update")
-
-
-def _reads(graph: tf.Graph, variable: KerasVariable) -> bool:
-    """Return whether a traced graph uses a variable, whichever replica's copy."""
-    handles = {id(copy.handle) for copy in copies(variable)}
-    return any(id(outer) in handles for outer, _ in graph.captures)
 
 
 def _require_sums(model: KerasModel, values: Values, ran: Ran) -> None:
@@ -240,7 +258,7 @@ def _require_not_read_again(model: KerasModel, ran: Ran) -> None:
     for variable, value in ran.scope.assigned:
         others = [new for other, new in state if other is not variable]
         is_state = any(other is variable for other, _ in state) and not is_generator(variable)
-        # What `run_pure` itself made of the last value is no use of it.
+        # What `OwnStep.run` itself made of the last value is no use of it.
         is_read = tf.is_tensor(value) and any(op.type != "EnsureShape" for op in value.consumers())
         if is_state and is_read and some_follow(_tensors([ran.gradients, ran.metrics, others]), [value]):
             raise NotAFunction(f"it computes with {variable.path!r} after it was assigned")

@@ -7,7 +7,7 @@ that what they hold afterwards is a part of a sum.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,11 +16,9 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
-from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.calling import Scope, running
+from mirrorkit.train.keras_model.calling import Scope
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.replica_code.scope import Share, ShareScope
-from mirrorkit.train.replica_code.step_function import named_logs
 from mirrorkit.variables import native, path
 
 
@@ -75,12 +73,13 @@ class PureScope(ShareScope, Scope):
         applied: what the one update was given.
         asks: whether a mean is over something else than rows, so that replicas have to ask each other.
         is_scaled: whether the loss scale was asked for.
-        assigned: each variable that was assigned, and the value, in order.
         at_update: how many operations the graph had when the update was made.
         minimized: of what the last gradient was taken.
         means: the means that were taken, and that a divisor of their own divides.
         terms: the parts of the last gradient that were kept apart, and in `rest` what is left of it.
     """
+
+    is_pure = True
 
     def __init__(
         self,
@@ -88,18 +87,17 @@ class PureScope(ShareScope, Scope):
         weights: Sequence[tuple[KerasVariable, Any]],
         others: Sequence[tuple[KerasVariable, tf.Tensor]],
         *,
-        scale: tf.Tensor | None = None,
-        is_part: bool = False,
-        gather: Gather | None = None,
-        separates: bool = False,
-        by_user: bool = False,
+        scale: tf.Tensor | None,
+        is_part: bool,
+        gather: Gather | None,
+        separates: bool,
+        by_user: bool,
     ) -> None:
         ShareScope.__init__(self, share, by_user)
         Scope.__init__(self, [*weights, *others])
         self.scale, self.is_part, self.separates = scale, is_part, separates
         self.applied: Applied | None = None
         self.asks = self.is_scaled = False
-        self.assigned: list[tuple[KerasVariable, tf.Tensor]] = []
         self.at_update = 0
         self.minimized: Any = None
         self.divisor: Divisor | None = None  # of the mean that is being taken
@@ -123,7 +121,6 @@ class PureScope(ShareScope, Scope):
         if id(update[0]) in self._weights:
             raise NotAFunction(f"it assigns the weight {path(update[0])!r}")
         super().add_update(update)
-        self.assigned.append((update[0], self.state_mapping[id(update[0])]))
 
     def watch(self, tape: tf.GradientTape) -> None:
         """Let a tape record what is done with the weights."""
@@ -151,14 +148,13 @@ class PureScope(ShareScope, Scope):
         if len(set(map(id, given))) < len(given):
             raise NotAFunction("it gives an optimizer a weight twice")
         self.applied = Applied(optimizer, given, list(gradients))
-        self.at_update = 0 if self._around is None else len(self._around.get_operations())
+        self.at_update = 0 if self._graph is None else len(self._graph.get_operations())
 
     def portion(self, own: tf.Tensor) -> tf.Tensor:
-        """Return its part, by rows, of a number that is added up over all replicas; see `Share.portion`."""
-        self.require_outermost("a mean over what a mask or weights leave is taken")
+        """Return its part, by rows, of a number that is added up over all replicas; see `ShareScope`."""
         self.asks = True
         if self._gather is None:
-            return self.share.portion(own)
+            return super().portion(own)
         total, rows = tf.unstack(tf.reduce_sum(self._gather(tf.stack([own, self.share.rows])[tf.newaxis]), 0))
         return total * self.share.rows / rows
 
@@ -210,63 +206,6 @@ def metric_variables(model: KerasModel) -> list[KerasVariable]:
     metrics = [*keras.Model.metrics.fget(model), *model.metrics]
     variables = itertools.chain(*(metric.variables for metric in metrics))
     return list({id(variable): variable for variable in variables}.values())
-
-
-def run_pure(
-    model: KerasModel,
-    step: Callable[..., Any],
-    values: Values,
-    data: Nest,
-    share: Share,
-    *,
-    gather: Gather | None,
-    scale: tf.Tensor | None = None,
-    is_part: bool = False,
-    separates: bool = False,
-    by_user: bool = False,
-) -> Ran:
-    """Run a model's step with these values in place of its variables.
-
-    Args:
-        model: the model, built.
-        step: its `train_step` or `test_step`, see `step_of`.
-        values: of its variables.
-        data: what the step is given: one replica's rows.
-        share: what these are of the batch.
-        gather: what `mk.train.all_gather` does; None for what it does around this call.
-        scale, is_part, separates, by_user: see `PureScope`.
-    """
-    variables = metric_variables(model)
-    weights = list(zip(model.trainable_variables, values.weights, strict=True))
-    others = [
-        *zip(model.non_trainable_variables, values.state, strict=True),
-        *zip(variables, values.metrics, strict=True),
-    ]
-    of_parts = ambient.gather if ambient.draws else None
-    kinds = {"is_part": is_part, "separates": separates, "by_user": by_user}
-    scope = PureScope(share, weights, others, scale=scale, gather=of_parts, **kinds)
-    # A summary keeps a user's step from being a function; of a layer's, a warning tells.
-    summaries = scope.summaries if by_user else None
-    totals = None if is_part else share.totals()
-    with running(model, scope, scope=scope, gather=gather or ambient.gather, summaries=summaries, totals=totals):
-        logs = named_logs(step(data), step)
-    values_after = dict(scope.state_mapping)
-
-    def after(variable: KerasVariable, before: tf.Tensor) -> tf.Tensor:
-        value = values_after[id(variable)]
-        return before if value is before else tf.ensure_shape(value, variable.shape)
-
-    given: dict[int, Any] = {}
-    if scope.applied is not None:
-        given = dict(zip(map(id, scope.applied.variables), scope.applied.gradients, strict=True))
-    state = [after(variable, value) for variable, value in others]
-    return Ran(
-        [given.get(id(variable)) for variable in model.trainable_variables],
-        state[: len(values.state)],
-        state[len(values.state) :],
-        logs,
-        scope,
-    )
 
 
 def no_gather(rows: Nest) -> Nest:

@@ -21,7 +21,7 @@ from mirrorkit._types import KerasOptimizer, KerasVariable, Nest, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, functional_apply, trainable_variables
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.calling import in_loop
+from mirrorkit.train.keras_model.calling import graph_of_now, in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
 from mirrorkit.train.keras_model.row_draws import RowDraws
@@ -61,17 +61,6 @@ class Share:
         """Its rows by all rows."""
         return self.rows / self.total
 
-    def portion(self, own: tf.Tensor) -> tf.Tensor:
-        """Return its part, by rows, of a number that is added up over all replicas; float32 scalars."""
-        total, rows = tf.unstack(all_reduce(tf.stack([tf.stop_gradient(own), tf.cast(self.rows, tf.float32)])))
-        return total * self.rows / rows
-
-    def draws(self) -> dict[str, Any]:
-        """Return what `Ambient` needs so that each replica draws its own numbers; on one, they are Keras's."""
-        if self.checked is not None:
-            return {"draws": self.checked, "seeds": self.checked.seeds}
-        return {} if self.replicas == 1 else {"numbers": lambda: [self.draw_numbers()[-1]]}
-
     def totals(self) -> tuple[Total, Total]:
         """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
 
@@ -107,10 +96,12 @@ class ShareScope:
         draws: how many draws were made that have no seed of their own.
     """
 
+    is_pure = False  # whether it is a `PureScope`
+    _graph: tf.Graph | None  # that of the step
+
     def __init__(self, share: Share, by_user: bool) -> None:
         self.share, self.by_user = share, by_user
         self.draws = 0
-        self._around = _graph()
 
     def refusal(self, why: str, cure: str) -> BaseException:
         """Return the error about what a step must not do."""
@@ -118,7 +109,7 @@ class ShareScope:
 
     def require_no_loop(self) -> None:
         """Refuse to draw where each round would draw the same."""
-        if self._around is not None and in_loop(self._around):
+        if in_loop(self._graph):
             raise self.refusal(
                 "it draws random numbers within a loop",
                 " (tf.while_loop, tf.map_fn), where each round would draw the same. Draw those of all rounds before "
@@ -127,12 +118,22 @@ class ShareScope:
 
     def require_outermost(self, what: str) -> None:
         """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
-        if _graph() is not self._around:
+        if graph_of_now() is not self._graph:
             raise self.refusal(
                 f"{what} within a tf.cond, a tf.while_loop or a tf.function",
                 ", where replicas cannot wait for each other. Do it in the body of train_step itself; for a choice, "
                 "apply gradients that tf.where makes 0.",
             )
+
+    def portion(self, own: tf.Tensor) -> tf.Tensor:
+        """Return its part, by rows, of a number that is added up over all replicas, which all must come here.
+
+        They are float32 scalars.
+        """
+        self.require_outermost("a mean over what a mask or weights leave is taken")
+        own_rows = self.share.rows
+        total, rows = tf.unstack(all_reduce(tf.stack([tf.stop_gradient(own), tf.cast(own_rows, tf.float32)])))
+        return total * own_rows / rows
 
 
 class Assigned(NamedTuple):
@@ -162,7 +163,7 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
     def __init__(
         self,
         replica: int,
-        variables: Iterable[Variable] = (),
+        variables: Iterable[Variable],
         *,
         tables: Iterable[KerasVariable] = (),
         collect_losses: bool = False,
@@ -171,7 +172,7 @@ class Assignments(keras.StatelessScope):  # type: ignore[name-defined, misc]
         super().__init__(state_mapping=mapping, collect_losses=collect_losses)
         self._replica = replica
         self._own = {id(variable): own_copy(variable, replica) for variable in variables}
-        self._graph = _graph()
+        self._graph = graph_of_now()
         self.noted: dict[int, Assigned] = {}
 
     @contextmanager
@@ -249,7 +250,7 @@ class ReplicaScope(ShareScope, Assignments):
 
     def may_differ(self, values: Sequence[tf.Tensor]) -> bool:
         """Return whether other replicas may have other values; those of variables are the same on all."""
-        is_told = self.share.differs is not None and _graph() is self._graph
+        is_told = self.share.differs is not None and graph_of_now() is self._graph
         return not is_told or some_follow(values, self.share.differs)
 
     def combine(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
@@ -264,22 +265,27 @@ class ReplicaScope(ShareScope, Assignments):
             self.require_outermost(f"the variable {path(written[0].variable)!r} is read after it was written")
         rows, total = self.share.rows * self.share.once, self.share.total
         with self.outside():
-            changes = [(_change(one), self.share.once if adds_up(one.variable) else rows) for one in written]
-            weighed = [*changes, *((value, rows) for value in values)]
+            weighed = []
+            for variable, own, before in written:
+                now = tf.ensure_shape(tf.convert_to_tensor(own), before.shape)
+                if adds_up(variable):
+                    weighed.append((tf.cast(now - before, tf.float32), self.share.once))
+                else:
+                    weighed.append((advance(before, now), rows))
+            weighed += [(value, rows) for value in values]
             # A mask may hold infinity.
             sums = all_reduce([tf.math.multiply_no_nan(value, tf.cast(by, value.dtype)) for value, by in weighed])
-            for one, change in zip(written, sums, strict=False):
-                if adds_up(one.variable):
-                    one.own.assign(one.before + tf.cast(change, one.own.dtype))
+            for (variable, own, before), change in zip(written, sums, strict=False):
+                if adds_up(variable):
+                    own.assign(before + tf.cast(change, own.dtype))
                 else:
-                    one.own.assign(combined(one.before, change, tf.cast(total, tf.float32)))
+                    own.assign(combined(before, change, tf.cast(total, tf.float32)))
             return [value / tf.cast(total, value.dtype) for value in sums[len(written) :]]
 
     def apply(self, optimizer: KerasOptimizer, gradients: Sequence[Any], variables: Any) -> None:
         """Average gradients over all rows, and make the same update of this replica's copies as every other replica."""
         if not gradients:
             return
-        assert not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # refused when the step was traced
         self.require_outermost(f"{type(optimizer).__name__}.apply is called")
         own_variables = trainable_variables(optimizer)
         given = own_variables if variables is None else list(variables)
@@ -311,29 +317,14 @@ class ReplicaScope(ShareScope, Assignments):
         self._plain = []
         return self.combine(values)
 
-    def portion(self, own: tf.Tensor) -> tf.Tensor:
-        """See `Share.portion`; all replicas must come here."""
-        self.require_outermost("a mean over what a mask or weights leave is taken")
-        return self.share.portion(own)
-
     def refusal(self, why: str, cure: str) -> StepError:
         """See `ShareScope`."""
         return StepError(f"In the model's train_step {why}{cure}")
 
 
-def _graph() -> tf.Graph | None:
-    """Return the graph that operations go into; None where they are run at once."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
 def adds_up(variable: KerasVariable) -> bool:
     """Return whether a variable is a metric's, of which replicas keep parts of a sum."""
     return bool(getattr(variable, "synchronization", None) == "on_read")
-
-
-def _change(written: Assigned) -> tf.Tensor:
-    now = tf.ensure_shape(tf.convert_to_tensor(written.own), written.before.shape)
-    return tf.cast(now - written.before, tf.float32) if adds_up(written.variable) else advance(written.before, now)
 
 
 def _pure_update(

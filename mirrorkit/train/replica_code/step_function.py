@@ -15,18 +15,18 @@ from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import build, require_in_scope
+from mirrorkit.train.keras_model.calling import placeholders
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.replica_code.tensorflow_calls import call_inlined
 
 
-def step_of(model: KerasModel, what: str) -> Callable[..., Any]:
+def step_of(model: KerasModel, what: str) -> Any:
     """Return the model's step; of a tf.function what it was made of, since replicas wait for each other in it."""
-    step: Any = model.train_step if what == "train" else model.test_step
+    step = model.train_step if what == "train" else model.test_step
     if hasattr(step, "python_function"):
         return functools.wraps(step.python_function)(functools.partial(call_inlined, step))
-    whole: Callable[..., Any] = step
-    return whole
+    return step
 
 
 def as_keras(batch: Nest) -> Nest:
@@ -50,8 +50,7 @@ def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distr
     graph = private.get("__internal__.FuncGraph")("train_step")
     try:
         with created_in(strategy), ambient.set(optimizers={}, inlines=True), graph.as_default():
-            batch = tf.nest.map_structure(lambda one: tf.compat.v1.placeholder(one.dtype, one.shape), element_spec)
-            step_of(model, "train")(as_keras(batch))
+            step_of(model, "train")(as_keras(placeholders(element_spec)))
     except Exception:
         if not overrides(model, "call"):
             raise
@@ -83,15 +82,6 @@ def overrides(model: KerasModel, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def checked_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
-    """Return what a step returned, with dicts of metrics flattened, where all are single numbers by name."""
-    values = named_logs(logs, step)
-    wrong = [name for name, value in values.items() if value.shape.rank != 0]
-    if wrong:
-        raise StepError(f"{step.__name__} logs {wrong}, which are not scalars. Return their means.")
-    return values
-
-
 def named_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:
     """Return what a step returned, with dicts of metrics flattened."""
     if not isinstance(logs, Mapping):
@@ -110,14 +100,9 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 _CALLS = {"evaluate": "test_step", "predict": "predict_step"}
 
 
-def can(model: KerasModel, what: str) -> bool:
-    """Return whether a model can do this; one whose parts alone are called says nothing of how to evaluate it."""
-    return what not in _CALLS or overrides(model, "call") or overrides(model, _CALLS[what])
-
-
 def require(model: KerasModel, what: str) -> None:
-    """Refuse what a model does not define."""
-    if not can(model, what):
+    """Refuse what a model does not define: one whose parts alone are called says nothing of how to evaluate it."""
+    if what in _CALLS and not (overrides(model, "call") or overrides(model, _CALLS[what])):
         raise StepError(
             f"{what} was asked for, but {type(model).__name__} has neither `call` nor `{_CALLS[what]}`. Define one of "
             "them."

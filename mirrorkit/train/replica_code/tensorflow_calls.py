@@ -31,9 +31,8 @@ def _call(function: Callable[..., Any], args: Sequence[Any], options: Mapping[st
 
 
 @functools.cache
-def _converted_call() -> Callable[..., Any]:
-    converted: Callable[..., Any] = tf.autograph.to_graph(_call)  # and whatever it calls
-    return converted
+def _converted_call() -> Any:
+    return tf.autograph.to_graph(_call)  # and whatever it calls
 
 
 @replaces("Function.__call__", within="inlines")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction, KerasModel, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of, operations_of
 from mirrorkit.train.keras_model.models import flatten
 from mirrorkit.variables import copies, mark_named, path
 
@@ -64,18 +64,13 @@ def require_not_read_again(traced: ConcreteFunction, variables: Sequence[tf.Vari
         rows: how many of its arguments are of the batch; they come first.
     """
     order = {op: number for number, op in enumerate(traced.graph.get_operations())}
-    found = list(traced.graph.inputs[:rows])
-    depends: set[tf.Operation] = set()  # on the batch
-    while found:
-        for op in set(found.pop().consumers()) - depends:
-            depends.add(op)
-            found += op.outputs
+    batch = {one.op for one in traced.graph.inputs[:rows]}
     inside = {id(outer): inner for outer, inner in traced.graph.captures}
     for variable in variables:
         for handle in (inside[id(copy.handle)] for copy in copies(variable) if id(copy.handle) in inside):
             uses = sorted(handle.consumers(), key=lambda op: order[op])
-            first = next((i for i, op in enumerate(uses) if op.type not in _READING and op in depends), len(uses))
-            if any(op.type in _READING or op.type not in _WRITING for op in uses[first + 1 :]):
+            writes = (i for i, op in enumerate(uses) if op.type not in _READING and operations_of(op.inputs) & batch)
+            if any(op.type in _READING or op.type not in _WRITING for op in uses[next(writes, len(uses)) + 1 :]):
                 raise StepError(
                     f"The model's train_step writes the tf.Variable {path(variable)!r} and reads it again: on several "
                     "replicas it would read a value of this replica's rows only. Make it with self.add_weight(..., "

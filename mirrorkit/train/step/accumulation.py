@@ -37,7 +37,7 @@ class RunningSums:
         values = tf.nest.flatten(sums)
         if not self.variables:
             self._like = tf.nest.map_structure(lambda _: None, sums)
-            outside_replica(lambda: self._create([tf.TensorSpec(value.shape, value.dtype) for value in values]))
+            outside_replica(lambda: self._create(values))
         for variable, value in zip(self.variables[local_replica(self._strategy)], values, strict=True):
             write = variable.assign if part == 0 else variable.assign_add
             write(value)
@@ -48,12 +48,10 @@ class RunningSums:
             self._like, [tf.convert_to_tensor(v) for v in self.variables[local_replica(self._strategy)]]
         )
 
-    def _create(self, specs: list[tf.TensorSpec]) -> None:
+    def _create(self, like: list[tf.Tensor]) -> None:
         for replica in range(len(replica_devices(self._strategy))):
-            devices = tf.nest.flatten(self._devices(replica))
-            self.variables.append([_zeros(spec, device) for spec, device in zip(specs, devices, strict=True)])
-
-
-def _zeros(spec: tf.TensorSpec, device: str) -> tf.Variable:
-    with tf.device(device):
-        return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
+            own = []
+            for value, device in zip(like, tf.nest.flatten(self._devices(replica)), strict=True):
+                with tf.device(device):
+                    own.append(tf.Variable(tf.zeros(value.shape, value.dtype), trainable=False))
+            self.variables.append(own)

@@ -55,7 +55,8 @@ class Clock:
 
     Args:
         optimizer: a built Keras optimizer, whose `iterations` count the updates; None for a step that needs no clock.
-        skipped: the variable that counts steps without an update, where a loss scale may skip one.
+        counters: the variables that count steps: those with an update, and those without where a loss scale may skip
+            one.
         seeds: variables that no step changes.
         always: whether a step may draw without them.
     """
@@ -63,7 +64,7 @@ class Clock:
     def __init__(
         self,
         optimizer: KerasOptimizer | None = None,
-        skipped: Variable | None = None,
+        counters: Sequence[Variable] = (),
         seeds: Sequence[Variable] = (),
         *,
         always: bool = False,
@@ -72,12 +73,12 @@ class Clock:
         self._given = None if optimizer is None else schedule_of(optimizer)
         # A user's optimizer may count differently, or use its schedule in another way.
         self._counts_steps = optimizer is None or type(optimizer).__module__.startswith("keras.")
-        self._counters = [] if optimizer is None else [optimizer.iterations, *([] if skipped is None else [skipped])]
+        self._counters = counters
         # Where steps may be skipped, only the device knows how many updates there were.
         self._schedule: TraceOnce | None = None
-        if self._given is not None and skipped is None and self._counts_steps:
+        if self._given is not None and len(counters) == 1 and self._counts_steps:
             self._schedule = TraceOnce(self._given)  # which refuses a schedule with a state
-        self._seeds = list(seeds)
+        self._seeds = seeds
         self.draws = bool(seeds) or always
         self._now: Reading | None = None
         # The learning rate of this step, by the optimizer's schedule; None where the optimizer computes it.

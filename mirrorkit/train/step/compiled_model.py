@@ -38,14 +38,11 @@ class CompiledModel(keras.Model):  # type: ignore[name-defined, misc]
         self.compile(optimizer, **measured, jit_compile=False, auto_scale_loss=False)
         self.built = True
 
-    def __call__(self, x: Nest, training: bool | None = None) -> Nest:
-        """Call the model, as nothing but the model itself."""
-        return self.call(x, training)
-
     def call(self, x: Nest, training: bool | None = None) -> Nest:
         """Call the model."""
         return self.model(x, **training_argument(self.model, bool(training)))
 
+    __call__ = call  # as nothing but the model itself
     variables = _of_model("variables")
     trainable_variables = _of_model("trainable_variables")
     non_trainable_variables = _of_model("non_trainable_variables")

@@ -109,7 +109,9 @@ class Custom(LoopStep):
                 "its variables."
             )
         self.clock = Clock()  # such a step asks for nothing on the host
-        self.model: KerasModel = getattr(step, "model", None) or _models_of(step)
+        self.model: KerasModel = getattr(step, "model", None) or Models(
+            [part for part in vars(step).values() if isinstance(part, keras.layers.Layer)], type(step).__name__.lower()
+        )
         if not hasattr(self.model, "optimizer"):
             self.model.optimizer = None  # TensorBoard asks for it
         self.strategy = strategy
@@ -122,13 +124,9 @@ class Custom(LoopStep):
         """What the step says that it changes."""
         return list(getattr(self._step, "variables", []))
 
-    def can(self, what: Need) -> bool:
-        """Return whether the step says how to do this."""
-        return what not in _METHODS or hasattr(self._step, _METHODS[what])
-
     def require(self, what: Need) -> None:
         """Refuse what the step does not say how to do."""
-        if not self.can(what):
+        if what in _METHODS and not hasattr(self._step, _METHODS[what]):
             raise StepError(
                 f"{what} needs a mk.train.Step; {type(self._step).__name__} only trains. Give it a method "
                 f"{_METHODS[what]}(batch) (see mk.train.TrainStep), or call its model."
@@ -142,11 +140,7 @@ class Custom(LoopStep):
             def logs(batch: Batch) -> Nest:
                 if what == "train":
                     return self.train_logs(HostBatch(batch))
-                return self.strategy.run(lambda: on_replica(batch))
-
-            def on_replica(batch: Batch) -> Mapping[str, tf.Tensor]:
-                with ambient.set(gather=gather):
-                    return self._tested(HostBatch(batch).rows())
+                return self.strategy.run(ambient.set(gather=gather)(lambda: self._tested(HostBatch(batch).rows())))
 
             def gather(rows: Nest) -> Nest:
                 self._test_gathers = self.strategy.num_replicas_in_sync > 1
@@ -178,7 +172,6 @@ class Custom(LoopStep):
 
     def train_logs(self, batch: GlobalBatch) -> Logs:
         """Train on one batch, and return what the step logs."""
-        logs: Mapping[str, tf.Tensor]
         if hasattr(self._step, "train"):
             function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
         else:
@@ -188,14 +181,13 @@ class Custom(LoopStep):
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
             )
-        logs = dict(logs)
         wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned {wrong}, which are not reduced scalars. Compute "
                 "logs from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
-        return logs
+        return dict(logs)
 
     def test(self, batch: GlobalBatch) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
@@ -248,10 +240,3 @@ class Custom(LoopStep):
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""
         return {name: totals[i] / totals[0] for i, name in enumerate(self._names[what], start=2)}
-
-
-def _models_of(step: Any) -> Models:
-    """Return the Keras models and layers among the attributes of a step, as one model for callbacks."""
-    return Models(
-        [part for part in vars(step).values() if isinstance(part, keras.layers.Layer)], type(step).__name__.lower()
-    )

@@ -11,12 +11,9 @@ from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import class_name, has_copies, is_on_own_devices, replica_devices
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.empty_shares import Communicating, Separate
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.variables import copies, is_placed
-
-OnFirst = Callable[[Callable[..., Nest]], Callable[..., Nest]]
 
 
 class OneDevice:
@@ -29,9 +26,9 @@ class OneDevice:
     """
 
     stages: Sequence[Hashable] | None = None
-    on_first: OnFirst | None = None
+    on_first: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None = None
 
-    def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self.has_copies = has_copies(strategy)
         self.description = class_name(strategy)
@@ -53,10 +50,6 @@ class OneDevice:
         It is a pass, of `Changing` and more; with `facts` an update, of reduced sums and the values of all variables.
         """
         return TraceOnce(function, jit_compile=jit_compile) if alone else function
-
-    def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
-        """Return a function of values and rows that computes where the values are."""
-        return function
 
     def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
         """Sum over all replicas; in replica context."""

@@ -41,9 +41,7 @@ class ShardSums(NamedTuple):
 
         def zeros(value: tf.Tensor | SparseGradient | None) -> Nest:
             if isinstance(value, SparseGradient):
-                return SparseGradient(
-                    tf.zeros([0], tf.int64), tf.zeros([0, *value.values.shape[1:]], value.values.dtype)
-                )
+                return SparseGradient(*[tf.zeros([0, *one.shape[1:]], one.dtype) for one in value])
             return None if value is None else tf.zeros(value.shape, value.dtype)
 
         gradients = [[zeros(one) for one in of_term] for of_term in self.gradients]
@@ -128,9 +126,8 @@ class TraceFacts:
             means = means or [None] * len(parts)
             for i, gradient in enumerate(parts):
                 if gradient is not None:
-                    mean = gradient
-                    if divisor is not None:
-                        mean = tf.math.divide_no_nan(gradient, tf.cast(divisor, gradient.dtype))
+                    by = None if divisor is None else tf.cast(divisor, gradient.dtype)
+                    mean = gradient if by is None else tf.math.divide_no_nan(gradient, by)
                     means[i] = mean if means[i] is None else means[i] + mean
         return means
 
@@ -138,8 +135,3 @@ class TraceFacts:
     def weights(self) -> list[int]:
         """Of which weight each gradient is that is sent, by its number."""
         return [i for of_term in self.has_gradient for i, has in enumerate(of_term) if has]
-
-    @property
-    def zeros(self) -> Sums:
-        """What a shard without examples adds."""
-        return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), self.specs)

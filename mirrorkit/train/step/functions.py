@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
+from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.reduce.sparse_gradient import SparseGradient, as_rows, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, dense_of
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.reduce.transforms import Transforms
-from mirrorkit.train.replica_code.own_step import OwnStep, cannot_train
-from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values, run_pure
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values
 from mirrorkit.train.replica_code.scope import Share
-from mirrorkit.train.replica_code.step_function import overrides, step_of
+from mirrorkit.train.replica_code.step_function import overrides
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
@@ -39,49 +40,48 @@ from mirrorkit.train.step.tables import needs_rows
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
+@dataclass(eq=False)
 class Functions:
     """The functions of one step, whose update has as many shards as replicas times batches.
 
     Attributes:
         state: the layer state.
+        variables: what an update changes.
+        apply: the optimizer.
+        own: the model's step.
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
         weights: those that it trains.
         shapes: of these.
         replicas: for each kind of pass, how replicas share a batch in it.
+        facts_of: for each kind of pass, what its last trace found out.
     """
 
-    def __init__(
-        self,
-        optimizer: KerasOptimizer,
-        options: Options,
-        *,
-        state: LayerState,
-        variables: Changing,
-        averages: Averages | None,
-        transforms: Transforms,
-        clock: Clock,
-        devices: OneDevice,
-        apply: ReplicatedOptimizer,
-        own: OwnStep,
-    ) -> None:
-        self._own, self._model, self._apply = own, own.model, apply
-        self._iterations = next(i for i, v in enumerate(variables.slots) if v is optimizer.iterations)
-        self._options = options
-        self.state = state
-        self.tables = apply.tables
-        self.weights = list(variables.weights)
+    options: Options
+    state: LayerState
+    variables: Changing
+    averages: Averages | None
+    transforms: Transforms
+    clock: Clock
+    devices: OneDevice
+    apply: ReplicatedOptimizer
+    own: OwnStep
+
+    def __post_init__(self) -> None:
+        """Say where it is to be traced."""
+        own, options = self.own, self.options
+        self._model = own.model
+        self.tables = self.apply.tables
+        self.weights = list(self.variables.weights)
         self.shapes = [tuple(weight.shape) for weight in self.weights]
-        self._variables, self._averages, self._transforms = variables, averages, transforms
-        self._clock, self._shards = clock, own.replicas * options.accumulate
-        self._devices = devices
+        self._shards = own.replicas * options.accumulate
         self.replicas: dict[Pass, Separate] = {}
         self._traced: dict[Pass, Any] = {}
         is_whole = options.whole_batch and own.replicas > 1
-        self._communicate("train", communicate=state.synchronized or is_whole)
+        self._communicate("train", communicate=self.state.synchronized or is_whole)
         self._communicate("test", communicate=is_whole)
-        self._new_values = devices.trace(self._pure_new_values, alone=apply.alone, facts=lambda: self.facts)
+        self._new_values = self.devices.trace(self._pure_new_values, alone=self.apply.alone, facts=lambda: self.facts)
         self._totals: Totals | None = None
-        self._facts: dict[Pass, TraceFacts] = {}
+        self.facts_of: dict[Pass, TraceFacts] = {}
         # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
         self._scales = not (own.by_user and overrides(own.model, "train_step"))
 
@@ -91,14 +91,14 @@ class Functions:
         def shard_sums(values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
             return self.shard_sums(what, values, batch, place, total)
 
-        self.replicas[what] = self._devices.replicas(communicate=communicate)
-        jit_compile = self._options.jit_compile
-        self._traced[what] = self._devices.trace(shard_sums, alone=not communicate, jit_compile=jit_compile)
+        self.replicas[what] = self.devices.replicas(communicate=communicate)
+        jit_compile = self.options.jit_compile
+        self._traced[what] = self.devices.trace(shard_sums, alone=not communicate, jit_compile=jit_compile)
 
-    def resolve(self, batch: UnpackedBatch, what: Pass = "train") -> None:
+    def resolve(self, batch: UnpackedBatch, what: Pass) -> None:
         """Trace the step once for data of this kind, and refuse one that is no function of values."""
         try:
-            found = self._own.found(what, self._options.data(batch.present))
+            found = self.own.found(what, self.options.data(batch.present))
         except NotAFunction as why:
             raise self._refused(what, why) from why
         self._totals = self._totals or Totals(self._model)
@@ -118,17 +118,12 @@ class Functions:
     @property
     def facts(self) -> TraceFacts:
         """What tracing found out; known once the step was traced."""
-        if "train" not in self._facts:
+        if "train" not in self.facts_of:
             raise StepError(
                 "Which weights have a gradient is known once `compute` was traced. Call strategy.run(step.compute, "
                 "args=(batch,)) before step.update, which takes the sums that it returns."
             )
-        return self._facts["train"]
-
-    @property
-    def changes_in_test(self) -> Sequence[bool]:
-        """For each variable of the layer state, whether a pass without training changes it."""
-        return self._facts["test"].changes
+        return self.facts_of["train"]
 
     @property
     def only_read(self) -> list[Variable]:
@@ -145,8 +140,8 @@ class Functions:
         batch: Nest,
         place: tf.Tensor,
         total: tf.Tensor,
-        is_all: bool | tf.Tensor = False,
-        largest: int | None = None,
+        is_all: bool | tf.Tensor,
+        largest: int | None,
     ) -> Sums:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
@@ -155,15 +150,17 @@ class Functions:
         is how many rows the whole batch has, where that must be known.
         """
         traced, communicate = self._traced[what], self.replicas[what].communicate
-        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self._apply.lazy)
+        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
-        elif self._apply.lazy and what == "train":
+        elif self.apply.lazy and what == "train":
             raise needs_rows("the size of the batch is not known, or several batches make an update")
         if has_no_rows(batch) and not communicate:
-            if what not in self._facts:
+            if what not in self.facts_of:
                 self._found(what, like or traced.trace(values, of_size(batch, None), place, total).structured_outputs)
-            return self._facts[what].zeros if like is None else by_rows(like.nothing, like)
+            if like is not None:
+                return by_rows(like.nothing, like)
+            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), self.facts_of[what].specs)
         with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
             sums = traced(values, batch, place, total)
         self._found(what, sums)
@@ -176,37 +173,25 @@ class Functions:
         """Keep the facts of a trace; refuse one of a training that finds others than earlier ones."""
         facts = TraceFacts.of(sums, self.shapes)
         if what == "train":
-            self._facts.setdefault(what, facts).require_same(facts)
-        self._facts[what] = facts
+            self.facts_of.setdefault(what, facts).require_same(facts)
+        self.facts_of[what] = facts
 
     def run(self, what: Pass, values: Changing, state: Sequence[tf.Tensor], batch: Nest, place: Any, total: Any) -> Ran:
         """Run the model's step on a shard, with these values of its variables."""
         rows = tf.cast(count_examples(batch), tf.float32)
         all_rows = tf.cast(total, tf.float32)
-        share = Share(0, self._own.replicas, rows, all_rows, 1.0, lambda: place, ambient.draws)
+        share = Share(0, self.own.replicas, rows, all_rows, 1.0, lambda: place, ambient.draws)
         scale = values.scale[0] if values.scale and what == "train" else None
         # Keras's own step scales its loss: here to its part of the whole batch's, whose gradients are then those of
         # Keras on one device. Another's is a mean over the rows, and as many times larger as there are shards.
         is_part = self._scales and self._shards > 1 and what == "train"
         if scale is not None:
-            scale /= self._options.accumulate if is_part else self._shards
+            scale /= self.options.accumulate if is_part else self._shards
         if is_part:
             scale = share.fraction if scale is None else scale * share.fraction
         given = Values(values.weights, state, self.totals.zeros)
-        is_check = tf.executing_eagerly() or ambient.draws is not None
         try:
-            ran = run_pure(
-                self._model,
-                step_of(self._model, what),
-                given,
-                self._options.data(batch),
-                share,
-                gather=self._own.gather,
-                scale=scale,
-                is_part=is_part,
-                separates=self._own.separates and not is_check,
-                by_user=self._own.by_user,
-            )
+            ran = self.own.run(what, given, self.options.data(batch), share, scale=scale, is_part=is_part)
         except NotAFunction as why:
             raise self._refused(what, why) from why
         if scale is not None and not ran.scope.is_scaled:
@@ -214,21 +199,29 @@ class Functions:
                 f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
                 "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
             )
-        if ran.scope.asks and self._own.replicas > 1 and not (self.replicas[what].communicate or ambient.draws):
+        if ran.scope.asks and self.own.replicas > 1 and not (self.replicas[what].communicate or ambient.draws):
             raise StepError(
                 "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
                 "batches have masks and weights, or none."
             )
-        if self._shards > 1 and "state" not in self._options.unchecked and not tf.executing_eagerly():
+        if self._shards > 1 and "state" not in self.options.unchecked and not tf.executing_eagerly():
             self.state.require_no_rows(state, ran.state, batch)
         return ran
 
     def _refused(self, what: str, why: NotAFunction) -> StepError:
-        if not self._options.runs_keras:
-            return cannot_train(self._model, what, why)
+        name = type(self._model).__name__
+        if self.options.runs_keras:
+            return StepError(
+                f"The train_step of {name} makes one update, and so is run as a function of values; this {what}_step "
+                f"cannot be: {why}. Let it write and log for this data what it does for the training's."
+            )
+        if isinstance(why.__cause__, StepError):
+            return why.__cause__
         return StepError(
-            f"The train_step of {type(self._model).__name__} makes one update, and so is run as a function of values; "
-            f"this {what}_step cannot be: {why}. Let it write and log for this data what it does for the training's."
+            f"The {what}_step of {self._model.name!r} ({name}) cannot be computed on replicas: {why}. A metric's state "
+            "must be a sum over the rows, and a layer must not assign its trained weights, nor anything that is not "
+            "the model's. Under one_device, mirrored and multi_worker a model on which compile was called trains as "
+            "Keras has it, without options: Step.from_compiled(model) in a Loop."
         )
 
     def shard_sums(self, what: Pass, values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
@@ -237,7 +230,7 @@ class Functions:
         def sums() -> ShardSums:
             state = self.state.seeded(values.state, place)
             ran = self.run(what, values, state, batch, place, total)
-            factor, divisor = self._factor(ran, values) if what == "train" else (None, None)
+            factor, divisor = self._factor(ran, values)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms
 
             def sent(gradients: Sequence[Any], factor: tf.Tensor | None) -> list[tf.Tensor | SparseGradient | None]:
@@ -251,7 +244,7 @@ class Functions:
                 # What counts in the whole batch, for the rows that the rest is multiplied by.
                 of_term = term.divisor.portion / ran.scope.share.rows
                 gradients.append(sent(term.gradients, of_term if factor is None else factor * of_term))
-            state = self.state.sums(state, ran.state, lambda: totals[EXAMPLES])
+            state = self.state.sums(state, ran.state, totals[EXAMPLES])
             return ShardSums(gradients, [term.divisor.own for term in terms], state, totals)
 
         of_shard: ShardSums = self.replicas[what].run(batch, sums)
@@ -265,11 +258,11 @@ class Functions:
         if is_part:
             # Several batches make one update, each by its number of rows.
             factor, divisor = None, share.fraction
-            if self._options.accumulate > 1:
+            if self.options.accumulate > 1:
                 factor, divisor = share.total, share.rows
         if not values.scale:
             return factor, divisor
-        unscale = (self._options.accumulate if is_part else self._shards) / values.scale[0]
+        unscale = (self.options.accumulate if is_part else self._shards) / values.scale[0]
         return unscale if factor is None else factor * unscale, divisor
 
     def _sum(
@@ -278,20 +271,21 @@ class Functions:
         """Return a weight's gradient as it is sent: None, rows, or dense."""
         if gradient is None:
             return None
-        rows = as_rows(gradient, unscale) if may_be_rows else None
-        if rows is None and self._apply.lazy and weight in self.tables:
+        if may_be_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
+            return SparseGradient(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
+        if self.apply.lazy and weight in self.tables:
             raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
-        return unscale(dense(gradient, self.shapes[weight])) if rows is None else rows
+        return unscale(dense(gradient, self.shapes[weight]))
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
-        rate = [] if self._clock.rate is None else [self._clock.rate]
+        rate = [] if self.clock.rate is None else [self.clock.rate]
         with tf.device(HOST):
-            step = [tf.cast(self._clock.now().count, tf.int32)] if self._options.transforms else []
+            step = [tf.cast(self.clock.now().count, tf.int32)] if self.options.transforms else []
         pure = functools.partial(self._new_values, step)
-        found = self._apply.update(pure, sums, self._variables.regroup(flat), rate)
+        found = self.apply.update(pure, sums, self.variables.regroup(flat), rate)
         if isinstance(self._new_values, TraceOnce):
-            require_only_read(self._new_values.variables, self._variables.flat)
+            require_only_read(self._new_values.variables, self.variables.flat)
         return found
 
     def _pure_new_values(
@@ -303,15 +297,15 @@ class Functions:
         all of them small weights are joined, as the optimizer joins them.
         """
         totals = sums["totals"]
-        summed, rows = self._apply.summed(sums["gradients"], self.facts)
+        summed, rows = self.apply.summed(sums["gradients"], self.facts)
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
-        joined = self._apply.joined(self.facts, self._devices.stages)
+        joined = self.apply.joined(self.facts, self.devices.stages)
         means = self.facts.means(joined, summed, divisors)
-        gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
-        weights, slots = self._apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
+        gradients, transforms = self.transforms(means, old.transforms, step[0] if step else None, joined)
+        weights, slots = self.apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
         state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
-        iterations = old.slots[self._iterations]
-        averages = self._averages.new_values(joined, old, weights, state, iterations) if self._averages else []
+        iterations = old.slots[self.apply.iterations]
+        averages = self.averages.new_values(joined, old, weights, state, iterations) if self.averages else []
         left = [weights[i] for i in self.tables]
         weights = [None if i in self.tables else value for i, value in enumerate(weights)]
         new = [*weights, *state, *slots, *averages, *transforms]
@@ -319,4 +313,4 @@ class Functions:
             return new, totals, (left, [])
         finite = all_finite(summed)
         new = only_if(finite, new, old._replace(scale=[]).flat)
-        return [*new, *self._options.loss_scale.new_values(finite, old.scale)], totals, (left, [finite])
+        return [*new, *self.options.loss_scale.new_values(finite, old.scale)], totals, (left, [finite])

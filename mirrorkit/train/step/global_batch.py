@@ -7,6 +7,7 @@ per-device iterators each run a tuning thread that can hold up the end of an epo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -36,6 +37,7 @@ class GlobalBatch(Protocol):
         """Return the number of examples in the whole batch (int32 scalar)."""
 
 
+@dataclass(frozen=True, eq=False)
 class HostBatch:
     """A global batch on the host: a nest of tensors with the same first dimension.
 
@@ -48,15 +50,14 @@ class HostBatch:
         first: which row of the whole batch they begin with.
     """
 
-    def __init__(self, batch: Batch, *, size: int | None = None, first: int = 0) -> None:
-        self._batch = batch
-        self._size = size
-        self._first = first
+    batch: Batch
+    size: int | None = None
+    first: int = 0
 
     def rows(self) -> Batch:
         """See `GlobalBatch`."""
         replica, replicas = this_replica()
-        return self._batch if replicas == 1 else self._cut(replica, replicas)
+        return self.batch if replicas == 1 else self._cut(replica, replicas)
 
     def rows_or_all(self) -> tuple[Batch, bool | tf.Tensor]:
         """See `GlobalBatch`."""
@@ -64,22 +65,22 @@ class HostBatch:
         with tf.device(HOST):
             is_all = some_is_empty(self.examples(), replicas)
             if isinstance(is_all, bool):
-                return self._batch if is_all else self.rows(), is_all
+                return self.batch if is_all else self.rows(), is_all
             # as if it were alone
             return self._cut(tf.where(is_all, 0, replica), tf.where(is_all, 1, replicas)), is_all
 
     def examples(self) -> tf.Tensor:
         """See `GlobalBatch`."""
-        return count_examples(self._batch) if self._size is None else tf.constant(self._size)
+        return count_examples(self.batch) if self.size is None else tf.constant(self.size)
 
     def _cut(self, replica: Any, replicas: Any) -> Batch:
         def rows(tensor: tf.Tensor) -> tf.Tensor:
-            size = self._size or (tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0])
+            size = self.size or (tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0])
             first, end = bounds(size, replica, replicas)
-            return tensor[first - self._first : end - self._first]
+            return tensor[first - self.first : end - self.first]
 
         with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
-            return tf.nest.map_structure(rows, self._batch)
+            return tf.nest.map_structure(rows, self.batch)
 
 
 def rows_of_worker(batch: Batch, size: int | None, context: tf.distribute.InputContext | None) -> HostBatch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, PerOutput
@@ -30,7 +32,6 @@ def require_compiled(model: KerasModel) -> None:
 
 def compiled_parts(model: KerasModel) -> dict[str, Any]:
     """Return optimizer, loss, metrics and loss scale of a compiled model as keyword arguments of `Step`."""
-    require_compiled(model)
     given = compiled_config(model).config
     parts = {"loss": None} | {name: given[name] for name in PARTS if given.get(name) is not None}
     optimizer, scale = without_scale(model.optimizer)
@@ -60,9 +61,7 @@ def require_same_compile(model: KerasModel, config: object) -> None:
         )
 
 
-def compile_model(
-    model: KerasModel, optimizer: KerasOptimizer, *, loss: PerOutput, metrics: PerOutput, weighted_metrics: PerOutput
-) -> None:
+def compile_model(model: KerasModel, optimizer: KerasOptimizer, **measured: PerOutput) -> None:
     """Compile a model with what a step was given, unless it is compiled with this optimizer already.
 
     Keras callbacks look for `model.optimizer`, and a saved model should know how it was trained.
@@ -71,6 +70,12 @@ def compile_model(
     if getattr(compiled, "inner_optimizer", compiled) is optimizer and model.compiled:
         return
     # Not `model.compile`, which may be the user's own.
-    keras.Model.compile(
-        model, optimizer=optimizer, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, auto_scale_loss=False
-    )
+    keras.Model.compile(model, optimizer=optimizer, **measured, auto_scale_loss=False)
+
+
+def stand_in(strategy: tf.distribute.Strategy, model: KerasModel) -> KerasOptimizer:
+    """Return an optimizer without slots, whose count of updates stays 0, and tell callbacks that there is none."""
+    if not hasattr(model, "optimizer"):
+        model.optimizer = None  # TensorBoard asks for it
+    with strategy.scope():
+        return keras.optimizers.SGD(0.0, name="no_optimizer")

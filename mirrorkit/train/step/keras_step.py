@@ -34,7 +34,7 @@ from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
-from mirrorkit.train.replica_code.step_function import as_keras, can, checked_logs, flat_logs, require, step_of
+from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.data import check_tensors
@@ -64,7 +64,7 @@ class KerasStep(LoopStep):
         strategy: tf.distribute.Strategy,
         model: KerasModel,
         options: Options,
-        only_for: Spec | None = None,
+        only_for: Spec,
     ) -> None:
         check_stateless(model)
         check_variables(strategy, model.variables)
@@ -72,7 +72,7 @@ class KerasStep(LoopStep):
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
         self.strategy, self.model, self.unchecked, self.only_for = strategy, model, options.unchecked, only_for
-        self._by_user, self._chain = options.runs_keras, options.chain
+        self._options = options
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: set[str] = set()
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
@@ -110,10 +110,6 @@ class KerasStep(LoopStep):
             )
         return [variable for variable in self.variables if variable is not self._logs.get("test")]
 
-    def can(self, what: Need) -> bool:
-        """See `can` of step_function.py."""
-        return can(self.model, what)
-
     def require(self, what: Need) -> None:
         """Refuse what the model does not define."""
         require(self.model, what)
@@ -132,10 +128,16 @@ class KerasStep(LoopStep):
         with self.strategy.scope():
             names, traced = self._traced(what, element_spec, optimizers=found)
             for optimizer, weights in found.values():
-                _check(optimizer)
+                try:
+                    check_switches(optimizer)
+                except StepError as error:
+                    raise StepError(
+                        f"{error} Beside a train_step of the model's own there are no such options: leave the switch "
+                        'out; in place of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
+                    ) from error
                 if not optimizer.built:
                     optimizer.build(weights)
-                transforms = Transforms(self._chain, trainable_variables(optimizer))
+                transforms = Transforms(self._options.chain, trainable_variables(optimizer))
                 self._transforms[id(optimizer)] = transforms
                 self._updated += [*weights, *optimizer.variables, *transforms.variables]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
@@ -192,8 +194,11 @@ class KerasStep(LoopStep):
         own = local_replica(self.strategy)
         step = step_of(self.model, what)
         with self._scope(share) as scope:
-            returned = checked_logs(step(as_keras(rows)), step)
-            logs = [_vector(self._reported(returned)), tf.reduce_sum(_vector(returned))]
+            returned = named_logs(step(as_keras(rows)), step)
+            # What Keras's `fit` puts into the history: the metrics, where these have the names of the logs.
+            metrics = flat_logs(self.model.get_metrics_result())
+            reported = metrics if metrics.keys() == returned.keys() else returned
+            logs = [_vector(reported), tf.reduce_sum(_vector(returned))]
             logged, total = scope.end(logs) if scope.may_differ(logs) else logs
         own_copy(self._logs[what], own).assign(logged)
         if what == "train":
@@ -219,16 +224,16 @@ class KerasStep(LoopStep):
 
         Its seeds are variables, which a GPU would have to send to the host.
         """
-        scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=self._by_user)
-        more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False, **share.draws()}
+        by_user = self._options.runs_keras
+        scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=by_user)
+        more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
+        if share.checked is not None:
+            more |= {"draws": share.checked, "seeds": share.checked.seeds}
+        elif share.replicas > 1:  # on one, the numbers drawn are Keras's
+            more["numbers"] = lambda: [share.draw_numbers()[-1]]
         with running(self.model, scope, scope=scope, **more):
             yield scope
             scope.end()
-
-    def _reported(self, logs: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-        """Return what Keras's `fit` puts into the history: the metrics, where these have the names of the logs."""
-        metrics = flat_logs(self.model.get_metrics_result())
-        return metrics if metrics.keys() == logs.keys() else logs
 
     def _traced(self, what: Pass, element_spec: Spec, **more: Any) -> tuple[list[str], ConcreteFunction]:
         """Trace the model's step on the first replica, as if it were alone; return the names of its logs too."""
@@ -239,7 +244,10 @@ class KerasStep(LoopStep):
                 return tf.constant(0)
             share = Share(local_replica(self.strategy), 1, 1.0, 1.0, 1.0, lambda: tf.zeros([1], tf.int64))
             with self._scope(share, **more):
-                names.update(checked_logs(step(as_keras(batch)), step))
+                logs = named_logs(step(as_keras(batch)), step)
+            if wrong := [name for name, value in logs.items() if value.shape.rank != 0]:
+                raise StepError(f"{step.__name__} logs {wrong}, which are not scalars. Return their means.")
+            names.update(logs)
             return tf.constant(0)
 
         traced = tf.function(lambda batch: self.strategy.run(on_replica, args=(batch,)), autograph=False)
@@ -268,13 +276,3 @@ class KerasStep(LoopStep):
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
     return tf.stack(values) if values else tf.zeros([0])
-
-
-def _check(optimizer: KerasOptimizer) -> None:
-    try:
-        check_switches(optimizer)
-    except StepError as error:
-        raise StepError(
-            f"{error} Beside a train_step of the model's own there are no such options: leave the switch out; in place "
-            'of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
-        ) from error

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, Logs, Nest, Spec, Variable
+from mirrorkit.errors import StepError
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
@@ -47,6 +48,11 @@ class LoopStep(Protocol):
 
     def can(self, what: Need) -> bool:
         """Return whether it can do this."""
+        try:
+            self.require(what)
+        except StepError:
+            return False
+        return True
 
     def require(self, what: Need) -> None:
         """Raise a `StepError` where it cannot do this."""

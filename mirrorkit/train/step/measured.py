@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from mirrorkit import private
-from mirrorkit._types import KerasModel, Nest, Spec
+from mirrorkit._types import KerasModel, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import outputs_of, symbolic
@@ -23,6 +24,7 @@ from mirrorkit.train.totals.losses import LossCall, log_names, loss_name
 from mirrorkit.train.totals.shapes import loss_faults
 
 
+@dataclass(eq=False)
 class Measured:
     """Creates the losses and metrics of a model for data; outside of the replicas.
 
@@ -37,33 +39,37 @@ class Measured:
         functions: the names of the losses' functions, by the name of their log.
     """
 
-    def __init__(
-        self, model: KerasModel, called: KerasModel, strategy: tf.distribute.Strategy, options: Options
-    ) -> None:
-        self._model, self._called, self._strategy, self._options = model, called, strategy, options
-        self.labelled: list[LabelledLoss] = []
-        self.functions: dict[str, str] = {}
+    model: KerasModel
+    called: KerasModel
+    strategy: tf.distribute.Strategy
+    options: Options
+    labelled: list[LabelledLoss] = field(default_factory=list)
+    functions: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, data: Spec) -> Sequence[tf.Variable]:
         """Create what is missing for data like this (specs), and refuse losses that it does not fit.
 
         Returns the trainable variables that the losses read.
         """
-        if self._options.runs_keras:
-            build_as_it_trains(self._model, data, self._strategy)
-        elif isinstance(self._model, LossModel):
-            names = names_of_values(self._model, data)
-            with created_in(self._strategy):
-                self._model.measure(names)
+        if self.options.runs_keras:
+            build_as_it_trains(self.model, data, self.strategy)
+        elif isinstance(self.model, LossModel):
+            names = names_of_values(self.model, data)
+            with created_in(self.strategy):
+                self.model.measure(names)
         else:
             return self._of_compiled(data)
         return []
 
     def _of_compiled(self, data: Spec) -> Sequence[tf.Variable]:
-        model, failure = self._model, None
-        outputs = _outputs(self._called, unpack_batch(data).x)
+        model, failure = self.model, None
+        inputs = unpack_batch(data).x
+        try:
+            outputs = outputs_of(self.called, inputs)
+        except Exception:  # a layer that cannot be called, as RandomCrop, may say itself what it gives
+            outputs = self.called.compute_output_spec(symbolic(inputs))
         graph, calls = private.get("__internal__.FuncGraph")("measures"), list[LossCall]()
-        with created_in(self._strategy), ambient.set(inlines=True, losses=calls), graph.as_default():
+        with created_in(self.strategy), ambient.set(inlines=True, losses=calls), graph.as_default():
             x, y, weight = unpack_batch(placeholders(data))
             y_pred = placeholders(outputs)
             try:
@@ -75,8 +81,19 @@ class Measured:
                 failure = error
         names = log_names(model, calls)
         self.functions = {name: loss_name(call.loss) for name, call in zip(names, calls, strict=True)}
-        self._require_means(calls)
-        faults = {n: fault for n, fault in loss_faults(calls, names).items() if n not in self._options.unchecked}
+        # Losses that are no numbers for a batch, and sums, of which several batches would make a mean.
+        shards = self.strategy.num_replicas_in_sync * self.options.accumulate
+        for call in calls:
+            reduction = getattr(call.loss, "reduction", None)
+            is_vector = reduction in ("none", None) and shards > 1
+            if is_vector or (reduction == "sum" and self.options.accumulate > 1):
+                raise StepError(
+                    f"{type(call.loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's "
+                    "fit, so the size of an update depends on the size of the batch, and of its parts. Use "
+                    "reduction='sum_over_batch_size', the default, and scale the learning rate "
+                    "(mk.batching.scale_learning_rate)."
+                )
+        faults = {n: fault for n, fault in loss_faults(calls, names).items() if n not in self.options.unchecked}
         if faults:
             know = f"If you know that it is right, write Step(..., unchecked={tuple(faults)!r})."
             raise StepError(" ".join([*faults.values(), know]))
@@ -89,25 +106,3 @@ class Measured:
             raise StepError(f"Keras cannot compute loss and metrics for this data: {told(failure)}") from failure
         self.labelled = labelled(calls, y)
         return list(tape.watched_variables())
-
-    def _require_means(self, calls: Sequence[LossCall]) -> None:
-        """Refuse losses that are no numbers for a batch, and sums, of which several batches would make a mean."""
-        shards = self._strategy.num_replicas_in_sync * self._options.accumulate
-        for call in calls:
-            reduction = getattr(call.loss, "reduction", None)
-            is_vector = reduction in ("none", None) and shards > 1
-            if is_vector or (reduction == "sum" and self._options.accumulate > 1):
-                raise StepError(
-                    f"{type(call.loss).__name__}(reduction={reduction!r}) minimizes a sum over the batch in Keras's "
-                    "fit, so the size of an update depends on the size of the batch, and of its parts. Use "
-                    "reduction='sum_over_batch_size', the default, and scale the learning rate "
-                    "(mk.batching.scale_learning_rate)."
-                )
-
-
-def _outputs(model: KerasModel, x: Spec) -> Nest:
-    """Return specs of what a model gives; as it says itself where it cannot be called, as with RandomCrop."""
-    try:
-        return outputs_of(model, x)
-    except Exception:  # whatever a user's layer may raise
-        return model.compute_output_spec(symbolic(x))

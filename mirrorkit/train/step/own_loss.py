@@ -17,7 +17,7 @@ from mirrorkit._types import Batch, KerasMetric, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, running
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of, takes
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.requirements.model import check_predicts_as_keras
@@ -29,6 +29,9 @@ class LossModel(Models):
     """The models, and as their call the user's function; its outputs are values [rows] by name.
 
     A step of it is Keras's own `train_step`, whose loss is the mean of the values named "loss".
+
+    Attributes:
+        kept: returns the ids of the variables of models that another step trains.
     """
 
     def __init__(self, models: Nest, loss_fn: LossFunction, frozen: Nest) -> None:
@@ -44,7 +47,7 @@ class LossModel(Models):
                 "(add_weight)."
             )
         super().__init__(models, "from_loss")
-        self._kept = _kept(self, list(flatten(frozen)))
+        self.kept = _kept(self, list(flatten(frozen)))
         takes_training = _takes_training(loss_fn)
 
         def values(batch: Batch, training: bool) -> Nest:
@@ -61,8 +64,10 @@ class LossModel(Models):
     @property
     def trainable_variables(self) -> list[KerasVariable]:
         """What this step trains: not what another one does."""
-        kept = self._kept()
+        kept = self.kept()
         return [variable for variable in super().trainable_variables if id(variable) not in kept]
+
+    trainable_weights = trainable_variables  # whose regularizers Keras adds to the losses
 
     @property
     def non_trainable_variables(self) -> list[KerasVariable]:
@@ -71,21 +76,11 @@ class LossModel(Models):
         return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
-    def kept(self) -> set[int]:
-        """The ids of the variables of models that another step trains."""
-        return self._kept()
-
-    @property
     def trained_parts(self) -> list[str]:
         """The names of the models and layers that have a weight to be trained."""
         trained = set(map(id, self.trainable_variables))
-        layers = [part for part in self.parts if isinstance(part, keras.layers.Layer)]
-        return [layer.name for layer in layers if trained & set(map(id, layer.trainable_variables))]
-
-    @property
-    def trainable_weights(self) -> list[KerasVariable]:
-        """The weights whose regularizers Keras adds to the losses."""
-        return self.trainable_variables
+        # A SeedGenerator has none.
+        return [part.name for part in self.parts if trained & set(map(id, getattr(part, "trainable_variables", [])))]
 
     def call(self, batch: Batch, training: bool = False) -> dict[str, Nest]:
         """Return what the function returns, by name; layers in it that are not told take `training` from here."""
@@ -182,19 +177,11 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
     return sorted(found)
 
 
-def needs_targets(arguments: Sequence[str]) -> str:
-    """Return why `Step.from_loss` does not take these arguments."""
-    return (
-        f"Step.from_loss was given {', '.join(arguments)}, which need targets and outputs. Let loss_fn return a dict: "
-        '{"loss": values, "name of a metric": values}, each with one value per example.'
-    )
-
-
-def prediction(models: Nest, predict: Callable[[Batch], Nest] | None) -> Callable[[Batch], Nest]:
+def prediction(models: Models, predict: Callable[[Batch], Nest] | None) -> Callable[[Batch], Nest]:
     """Return what predicts from a batch: the user's function, or the first model, which is called on `x`."""
     if predict is not None:
         return running(None)(predict)
-    first = next(part for part in flatten(models) if isinstance(part, keras.layers.Layer))
+    first = models.parts[0]
 
     def of_first(batch: Batch) -> Nest:
         check_predicts_as_keras(first)
@@ -215,8 +202,7 @@ def _takes_training(loss_fn: LossFunction) -> bool:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):
         return False
-    parameters = signature.parameters.values()
-    takes_it = any(p.name == "training" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    takes_it = takes(signature, "training")
     try:
         signature.bind(None, **({"training": False} if takes_it else {}))
     except TypeError:

@@ -32,7 +32,7 @@ class ReplicatedOptimizer:
     tables: Sequence[int] = ()
     lazy = False
 
-    def __init__(self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel) -> None:
+    def __init__(self, optimizer: KerasOptimizer, model: KerasModel) -> None:
         self._optimizer = optimizer
         optimizer.build(list(model.trainable_variables))
         if [id(v) for v in trainable_variables(optimizer)] != [id(v) for v in model.trainable_variables]:
@@ -41,6 +41,11 @@ class ReplicatedOptimizer:
                 f"{len(model.trainable_variables)} trainable ones of model {model.name!r}. Create a new optimizer in "
                 "the strategy's scope."
             )
+
+    @property
+    def iterations(self) -> int:
+        """The place of the number of updates among the optimizer's variables."""
+        return next(i for i, v in enumerate(self._optimizer.variables) if v is self._optimizer.iterations)
 
     def saved(self, slots: Sequence[Variable]) -> list[Variable | WholeSlot]:
         """Return the optimizer's variables as checkpoints hold them."""
@@ -60,8 +65,8 @@ class ReplicatedOptimizer:
         self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[Kept, tf.Tensor]:
         """Compute new values and totals by `Functions._pure_new_values`."""
-        new: tuple[Kept, tf.Tensor] = pure(sums, old, rate)[:2]
-        return new
+        new, totals, _ = pure(sums, old, rate)
+        return new, totals
 
     def joined(self, facts: TraceFacts, stages: Sequence[Hashable] | None) -> Joined:
         """Return how an update joins weights.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, ConcreteFunction, Nest, Sums, Variable
+from mirrorkit._types import Batch, ConcreteFunction, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.parallel import follow_variables
 from mirrorkit.strategy import local_replica, replica_devices
@@ -24,20 +26,20 @@ from mirrorkit.variables import copies, is_placed, path
 Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
 
 
+@dataclass(frozen=True)
 class TraceOnEach:
     """As `TraceOnce`, with a trace for each replica: a trace names devices."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, functions: Sequence[TraceOnce]) -> None:
-        self._strategy = strategy
-        self._functions = functions
+    strategy: tf.distribute.Strategy
+    functions: Sequence[TraceOnce]
 
     def __call__(self, *args: Nest) -> Nest:
         """Call this replica's trace that fits `args`."""
-        return self._functions[local_replica(self._strategy)](*args)
+        return self.functions[local_replica(self.strategy)](*args)
 
     def trace(self, *args: Nest) -> ConcreteFunction:
         """Return it."""
-        return self._functions[local_replica(self._strategy)].trace(*args)
+        return self.functions[local_replica(self.strategy)].trace(*args)
 
 
 class SeparatePlaced(Communicating):
@@ -56,7 +58,7 @@ class SeveralDevices(OneDevice):
     """The devices of a step's variables, of each replica."""
 
     def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
-        super().__init__(strategy, variables)
+        super().__init__(strategy)
         self.has_copies = False
         self.description = "a model on several devices (mk.parallel.Layout)"
         self._first = replica_devices(strategy)
@@ -66,13 +68,20 @@ class SeveralDevices(OneDevice):
         ]
         of_weights = self._devices[0].weights
         self.stages = [sorted(set(of_weights)).index(device) for device in of_weights]  # the same on all replicas
-        self.on_first = self._on_first
 
     @staticmethod
     def fits(strategy: tf.distribute.Strategy, variables: Changing) -> bool:
         """Return whether the model is placed; refuses one of which a part is."""
         model = [*variables.weights, *variables.state]
-        _check_all_placed(model)
+        large = [v for v in model if tf.as_dtype(v.dtype).is_floating and len(v.shape)]
+        others = [path(variable) for variable in large if not is_placed(variable)]
+        if others and len(others) < len(large):
+            lines = "\n".join(f"  {name}" for name in sorted(others))
+            raise StepError(
+                f"A layout (mk.parallel.Layout) has placed {len(large) - len(others)} variables of the model, but not "
+                f"these:\n{lines}\nThey were created outside of its block, or no pattern fits them. Build the whole "
+                "model in the block, and name them in a rule or give default=0."
+            )
         return are_placed(strategy, model)
 
     def replicas(self, *, communicate: bool) -> Separate:
@@ -107,12 +116,9 @@ class SeveralDevices(OneDevice):
             return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
         return lambda *args: functions[local_replica(self._strategy)](*args)
 
-    def predicting(self, function: Callable[[Changing, Nest], Nest]) -> Callable[[Changing, Nest], Nest]:
+    def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
         """See `OneDevice`."""
-        traced: Callable[[Changing, Nest], Nest] = self.trace(function, alone=True)
-        return traced
 
-    def _on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
         def placed(weights: list[tf.Tensor], state: list[tf.Tensor], *rest: Nest) -> Pairs:
             return self._placed_values(0, weights, state)
 
@@ -134,26 +140,8 @@ class SeveralDevices(OneDevice):
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
         """See `OneDevice`."""
         devices = self._devices[replica]
-        gradients = [
-            device
-            for of_term in facts.has_gradient
-            for device, has in zip(devices.weights, of_term, strict=True)
-            if has
-        ]
-        state = [device for device, changes in zip(devices.state, facts.changes, strict=True) if changes]
+        gradients = [devices.weights[i] for i in facts.weights]
+        state = list(itertools.compress(devices.state, facts.changes))
         first = self._first[replica]
         divisors = [first] * (len(facts.has_gradient) - 1)
         return {"gradients": gradients, "divisors": divisors, "state": state, "totals": first}
-
-
-def _check_all_placed(variables: Iterable[Variable]) -> None:
-    """Refuse a model of which a layout has placed a part."""
-    large = [v for v in variables if tf.as_dtype(v.dtype).is_floating and len(v.shape)]
-    others = [path(variable) for variable in large if not is_placed(variable)]
-    if others and len(others) < len(large):
-        lines = "\n".join(f"  {name}" for name in sorted(others))
-        raise StepError(
-            f"A layout (mk.parallel.Layout) has placed {len(large) - len(others)} variables of the model, but not "
-            f"these:\n{lines}\nThey were created outside of its block, or no pattern fits them. Build the whole model "
-            "in the block, and name them in a rule or give default=0."
-        )

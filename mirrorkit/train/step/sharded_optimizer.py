@@ -36,6 +36,7 @@ from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 
@@ -52,7 +53,7 @@ class FlatWeights:
     """
 
     def __init__(self, indices: Sequence[int], weights: Sequence[KerasVariable], replicas: int) -> None:
-        self.indices = list(indices)
+        self.indices = indices
         self.sizes = [math.prod(weight.shape) for weight in weights]
         self._shapes = [tuple(weight.shape) for weight in weights]
         self._replicas = replicas
@@ -207,7 +208,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
     ) -> tuple[Kept, Kept]:
         """Return the new weights and this replica's new slots; in replica context. See `ReplicatedOptimizer`."""
         weights, slots, means = old.weights, old.slots, joined.split(gradients)
-        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        replica = int(this_replica()[0])
         has = [mean is not None for mean in means]
         if not all(has) and replica == 0:
             paths = [weight.path for weight, there in zip(self._weights, has, strict=True) if not there]

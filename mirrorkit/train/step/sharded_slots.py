@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Pieces:
                 copy[start - begin : end - begin].assign(values[start - first : end - first])
 
     @functools.cached_property
-    def _gathered(self) -> Callable[[], tf.Tensor]:
+    def _gathered(self) -> Any:
         strategy, own = self._strategy, native(self._variable)
         sizes = tf.constant([self._size] * strategy.num_replicas_in_sync, tf.int64)
 
@@ -51,8 +51,7 @@ class Pieces:
             return gather_rows(tf.identity(own), sizes)
 
         run = tf.function(lambda: first_replica(strategy, strategy.run(on_replica)), autograph=False)
-        traced: Callable[[], tf.Tensor] = run.get_concrete_function()
-        return traced
+        return run.get_concrete_function()
 
 
 class WholeSlot:

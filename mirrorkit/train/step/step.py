@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mirrorkit import private
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
@@ -19,13 +20,13 @@ from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.model import check_overrides, overrides_training
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.built import build_step, of_functions, options_of_keras, require_supervised
+from mirrorkit.train.step.built import build_step
 from mirrorkit.train.step.global_batch import OwnRows
-from mirrorkit.train.step.keras_compile import PARTS, compiled_config, compiled_parts
+from mirrorkit.train.step.keras_compile import PARTS, compiled_config, compiled_parts, require_compiled
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.own_loss import LossModel, needs_targets, prediction
+from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.losses import warn_on_logits_mismatch
@@ -156,14 +157,18 @@ class Step:
         Raises:
             StepError: the model is not compiled.
         """
+        require_compiled(model)
+        of_functions = {*options} - {"unchecked", "clip_norm", "clip_value", "transforms"}
+        own = {"compiled": compiled_config(model), "asked": sorted(of_functions)}
         if overrides_training(model):
+            private.check(model=model)
             step = cls.__new__(cls)
-            step._begin(model, model.optimizer, options_of_keras(model, options))
+            own |= {"runs_keras": True, "as_compiled": True, "jit_compile": False}
+            step._begin(model, model.optimizer, Options({}, {}, **own | options))
             return step
         step = cls(model, **{**compiled_parts(model), **options})
         is_as_compiled = not {"optimizer", *PARTS} & set(options)
-        own = {"compiled": compiled_config(model), "as_compiled": is_as_compiled, "asked": of_functions(options)}
-        step._options = dataclasses.replace(step._options, **own)
+        step._options = dataclasses.replace(step._options, as_compiled=is_as_compiled, **own)
         return step
 
     @classmethod
@@ -219,11 +224,14 @@ class Step:
         """
         wrong = sorted({*PARTS} & set(options))
         if wrong:
-            raise StepError(needs_targets(wrong))
+            raise StepError(
+                f"Step.from_loss was given {', '.join(wrong)}, which need targets and outputs. Let loss_fn return a "
+                'dict: {"loss": values, "name of a metric": values}, each with one value per example.'
+            )
         trained = LossModel(models, loss_fn, frozen)
         step = cls(trained, optimizer, loss=None, **options)
         step.model = shown(trained)
-        own = prediction(models, predict)
+        own = prediction(trained, predict)
         step._options = dataclasses.replace(step._options, of_values=True, predict=own, whole_batch=whole_batch)
         variants.require_compatible(step._options, optimizer)
         return step
@@ -282,7 +290,13 @@ class Step:
 
     def supervised(self, strategy: tf.distribute.Strategy, shards: int = 1) -> Supervised:
         """Return the same as `for_loop`, for a step that computes a loss and its gradient; for mirrorkit's own use."""
-        return require_supervised(self.for_loop(strategy, shards=shards))
+        step = self.for_loop(strategy, shards=shards)
+        if isinstance(step, Supervised):
+            return step
+        raise StepError(
+            f"{type(step.model).__name__} overrides what Keras's training calls, and such a model trains in a "
+            "mk.train.Loop only. For a training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
+        )
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, batch: Batch, part: int | tf.Tensor = 0) -> Sums:

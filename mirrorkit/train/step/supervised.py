@@ -13,14 +13,13 @@ from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.calling import predict_with, require_assignable, value_scope
-from mirrorkit.train.keras_model.floatx import Cast
-from mirrorkit.train.keras_model.layer_state import LayerState, is_generator
-from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples, unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.calling import predict_with, value_scope
+from mirrorkit.train.keras_model.layer_state import LayerState
+from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examples, unpack_batch, with_known_shapes
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.step_function import can, require
+from mirrorkit.train.replica_code.step_function import require
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
     check_model,
@@ -34,20 +33,19 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
-from mirrorkit.train.step.assigned import run_and_combine, write_tested
+from mirrorkit.train.step.assigned import run_and_combine, write_means
 from mirrorkit.train.step.averages import Averages, no_averages
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
-from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile
+from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.step.untrained import stand_in
 from mirrorkit.train.totals.labels import check_labels
-from mirrorkit.train.totals.totals import LOSS, Totals
+from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import own_copy, read
 
 
@@ -82,7 +80,6 @@ class Supervised(LoopStep):
         if options.runs_keras:
             check_model(model, scaled=options.loss_scale is not None)
         options = variants.for_strategy(options, strategy, model)
-        variants.check_model(options, strategy, model)
         if is_tpu(strategy):
             require_tpu_precision(model)
         optimizer = optimizer or stand_in(strategy, model)
@@ -105,12 +102,11 @@ class Supervised(LoopStep):
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
         self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
-        self._iterations = optimizer.iterations
         self._cast = Cast(model)
         self.checked: set[str] = set()  # before which kind of pass a batch was checked
         self.clock = Clock(
             optimizer,
-            self.scale[2] if self.scale else None,
+            [optimizer.iterations, *self.scale[2:]],
             state.seeds,
             always=bool(options.runs_keras or options.transforms),
         )
@@ -123,18 +119,10 @@ class Supervised(LoopStep):
         self.on_first = self._devices.on_first
         # A layer that is synchronized may communicate in predict too.
         self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
-        self._outputs_with = self._devices.predicting(self._pure_outputs)
+        # Traced where it has to be: to compute where the values are.
+        self._outputs_with = self._devices.trace(self._pure_outputs, alone=self._devices.stages is not None)
         self.functions = Functions(
-            optimizer,
-            options,
-            state=state,
-            variables=self._changing,
-            averages=self.averages,
-            transforms=transforms,
-            clock=self.clock,
-            devices=self._devices,
-            apply=self._apply,
-            own=own,
+            options, state, self._changing, self.averages, transforms, self.clock, self._devices, self._apply, own
         )
         self._in_place = self._apply.in_place(weights)
         self._update = Update(
@@ -170,17 +158,13 @@ class Supervised(LoopStep):
             raise no_averages("This step")
         if self.averages.are_in_place:
             raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
-        no_update = int(self._iterations.value.numpy()) == 0  # so the averages are the weights
+        no_update = int(self.optimizer.iterations.value.numpy()) == 0  # so the averages are the weights
         return contextlib.nullcontext() if no_update else self.averages.exchanged()
 
     def as_trained(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights, which are their averages, be those of the training within the block."""
         assert self.averages is not None
         return self.averages.exchanged()
-
-    def can(self, what: Need) -> bool:
-        """Evaluate and predict it always can, but for a model whose own step calls its parts alone."""
-        return not self.options.runs_keras or can(self.own.model, what)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do."""
@@ -271,10 +255,12 @@ class Supervised(LoopStep):
         values = self.values(now.seeds, in_place=True)
         sums = self._sums("test", batch, values, now.place())
         if sums["state"]:
-            changes = self.functions.changes_in_test
+            changes = self.functions.facts_of["test"].changes
             if not self._devices.has_copies:
                 raise self._assigned_outside([v.path for v in itertools.compress(self._changing.state, changes)])
-            write_tested(self.strategy, self._layer_state, changes, sums, values.state)
+            # As Keras does: the model's variables get what the pass assigned.
+            own = [own_copy(v, local_replica(self.strategy)) for v in itertools.compress(self._changing.state, changes)]
+            write_means(own, itertools.compress(values.state, changes), sums["state"], sums["totals"][EXAMPLES])
         return sums["totals"]
 
     def _assigned_outside(self, paths: Sequence[str]) -> StepError:
@@ -285,14 +271,19 @@ class Supervised(LoopStep):
 
     def predict(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
-        rows, state = batch.rows(), self._changing.state
+        rows = batch.rows()
         now = functools.partial(self.clock.outside, "predict", part)
-        check = functools.partial(require_assignable, self.trained)
         if self._devices.has_copies:
             with ambient.set(numbers=lambda: tf.unstack(now().place())):
-                always = self._predicting.communicate
-                combine = functools.partial(run_and_combine, self.strategy, state, rows, self.outputs)
-                return combine(tables=self._in_place, always=always, stays=is_generator, check=check)
+                return run_and_combine(
+                    self.strategy,
+                    self._changing.state,
+                    rows,
+                    self.outputs,
+                    tables=self._in_place,
+                    always=self._predicting.communicate,
+                    model=self.trained,
+                )
         values = self.values()
         if self.clock.draws:
             values = values._replace(state=self._layer_state.seeded(values.state, now().place()))
@@ -310,7 +301,7 @@ class Supervised(LoopStep):
     def _pure_outputs(self, values: Changing, rows: Nest) -> Nest:
         with value_scope(self.trained, values.weights, values.state) as scope:
             outputs = self.outputs(rows)
-        if lost := [path for key, path in scope.paths.items() if key not in set(map(id, self._layer_state.seeds))]:
+        if lost := scope.assigned_but(self._layer_state.seeds):
             raise self._assigned_outside(lost)
         return outputs
 

@@ -62,7 +62,7 @@ class TableOptimizer(ReplicatedOptimizer):
         *,
         lazy: bool,
     ) -> None:
-        super().__init__(strategy, optimizer, model)
+        super().__init__(optimizer, model)
         alone = outside_replica(lambda: [lazy or ByRows(optimizer, i, 2).leaves_alone() for i in tables])
         self._is_by_rows = dict(zip(tables, alone, strict=True))
         weights = model.trainable_variables
@@ -116,7 +116,7 @@ class TableOptimizer(ReplicatedOptimizer):
         self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[Kept, tf.Tensor]:
         """Write the tables and their slots, of which `old` has the variables; return the other new values."""
-        _separate([one for one in old.flat if isinstance(one, tf.Variable)])
+        outside_replica(lambda: _separate([one for one in old.flat if isinstance(one, tf.Variable)]))
 
         def value(one: tf.Tensor | tf.Variable) -> tf.Tensor:
             return tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one
@@ -124,29 +124,28 @@ class TableOptimizer(ReplicatedOptimizer):
         new, totals, (gradients, finite) = pure(sums, tf.nest.map_structure(value, old), rate)
         for i, gradient in zip(self.tables, gradients, strict=True):
             if gradient is not None:
-                self._write(i, old.weights[i], old.slots, gradient, [*rate], finite)
+                self._write(i, old, gradient, [*rate], finite)
         return new, totals
 
     def _write(
         self,
         table: int,
-        weight: tf.Variable,
-        slots: Sequence[tf.Tensor],
+        old: Changing,
         gradient: tf.Tensor | RowGradient,
         rate: list[tf.Tensor],
         finite: list[tf.Tensor],
     ) -> None:
-        by_rows = self._pure_of(table, 1)[0]
-        held = [slots[place] for place in by_rows.places]
+        by_rows, weight = self._pure_of(table, 1)[0], old.weights[table]
+        held = [old.slots[place] for place in by_rows.places]
         own = [weight, *(slot for slot, has in zip(held, by_rows.is_slot, strict=True) if has)]
 
         def read(ids: tf.Tensor) -> list[tf.Tensor]:
             return [tf.gather(variable, ids) for variable in own]
 
-        def write(ids: tf.Tensor, old: list[tf.Tensor], values: tf.Tensor) -> None:
-            of_slots = iter(old[1:])
+        def write(ids: tf.Tensor, before: list[tf.Tensor], values: tf.Tensor) -> None:
+            of_slots = iter(before[1:])
             given = [next(of_slots) if has else slot for slot, has in zip(held, by_rows.is_slot, strict=True)]
-            new = self._pure_of(table, ids.shape[0])[1](old[0], given, values, rate, finite)
+            new = self._pure_of(table, ids.shape[0])[1](before[0], given, values, rate, finite)
             for variable, value in zip(own, new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
 
@@ -174,10 +173,10 @@ class TableOptimizer(ReplicatedOptimizer):
         if not isinstance(gradient, RowGradient):
             write_all(lambda first, rows: tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]]))
             return
-        old = read(gradient.ids)
+        before = read(gradient.ids)
         if not self._is_by_rows[table]:  # most rows have a gradient of zero; the others are written once more
             write_all(lambda first, rows: tf.zeros([], gradient.values.dtype))
-        write(gradient.ids, old, gradient.values)
+        write(gradient.ids, before, gradient.values)
 
     def _pure_of(self, table: int, rows: int) -> tuple[ByRows, TraceOnce]:
         """Return the optimizer for so many rows of a table, and its arithmetic, which all replicas share."""
@@ -218,6 +217,8 @@ def tables_of(
     on_cpus = all("CPU" in device for device in replica_devices(strategy))
     if asked is False or (asked == "auto" and (not on_cpus or _excluded(options, optimizer))):
         return []
+    least, large = (0, "") if asked == LAZY else (_SOME_ROWS, " of 16 MiB or more")
+    embeddings = {id(weight) for weight in _embeddings(model) if _fits(weight) and size_of(weight) >= least}
     why = None
     if not has_copies(strategy) or is_tpu(strategy):
         why = f"{class_name(strategy)} has no copy of the tables on each replica"
@@ -227,11 +228,8 @@ def tables_of(
         why = "synchronized layers compute with the rows of all replicas"
     elif asked == LAZY and (others := [weight.path for weight in _embeddings(model) if not _fits(weight)]):
         why = f"{', '.join(others)} is not of float32, or has a constraint"
-    least = 0 if asked == LAZY else _SOME_ROWS
-    embeddings = {id(weight) for weight in _embeddings(model) if _fits(weight) and size_of(weight) >= least}
-    if not embeddings:
-        size = "" if asked == LAZY else " of 16 MiB or more"
-        why = why or f"the model has no trainable keras.layers.Embedding of float32 without a constraint{size}"
+    elif not embeddings:
+        why = f"the model has no trainable keras.layers.Embedding of float32 without a constraint{large}"
     if why and asked != "auto":
         raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
     return [] if why else [i for i, weight in enumerate(weights) if id(weight) in embeddings]
@@ -289,14 +287,10 @@ def _fits(weight: Variable) -> bool:
 
 
 def _separate(variables: Sequence[tf.Variable]) -> None:
-    """Let each of a replica's tables and slots have memory of its own, before an update is run.
+    """Let each of a replica's tables and slots have memory of its own, before an update is run, by writing no row.
 
     Replicas on CPUs begin with the same memory, which TensorFlow copies when one of them writes: at the same time, all
     of them would, and what they share would stay beside the copies until the last one is made.
     """
-
-    def write_no_row() -> None:
-        for one in variables:
-            one.scatter_update(tf.IndexedSlices(tf.zeros([0, *one.shape[1:]], one.dtype), tf.zeros([0], tf.int64)))
-
-    outside_replica(write_no_row)
+    for one in variables:
+        one.scatter_update(tf.IndexedSlices(tf.zeros([0, *one.shape[1:]], one.dtype), tf.zeros([0], tf.int64)))

@@ -13,7 +13,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.reduce import xla
-from mirrorkit.train.step import tables, whole_batch
+from mirrorkit.train.step import tables
 from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice, are_placed
 from mirrorkit.train.step.options import Options
@@ -34,11 +34,18 @@ def require_compatible(options: Options, optimizer: KerasOptimizer | None) -> No
         ShardedOptimizer.check(optimizer)
     tables.check(options, optimizer)
     if options.whole_batch:
-        whole_batch.check(options, replicas=1)
+        _check_whole_batch(options, replicas=1)
 
 
 def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> Options:
-    """Turn jit_compile="auto" off where it does not apply: as Keras does, and with tables that are updated in place."""
+    """Turn jit_compile="auto" off where it does not apply: as Keras does, and with tables that are updated in place.
+
+    Refuses a strategy or model for which these options cannot be.
+    """
+    if options.whole_batch:
+        _check_whole_batch(options, strategy.num_replicas_in_sync)
+    if options.shard_optimizer:
+        ShardedOptimizer.check_model(strategy, model)
     if options.jit_compile != xla.AUTO:
         return options
     if not xla.is_one_gpu(strategy):
@@ -54,14 +61,6 @@ def for_strategy(options: Options, strategy: tf.distribute.Strategy, model: Kera
     return options
 
 
-def check_model(options: Options, strategy: tf.distribute.Strategy, model: KerasModel) -> None:
-    """Refuse a strategy or model for which these options cannot be."""
-    if options.whole_batch:
-        whole_batch.check(options, strategy.num_replicas_in_sync)
-    if options.shard_optimizer:
-        ShardedOptimizer.check_model(strategy, model)
-
-
 def make_optimizer(
     options: Options, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, model: KerasModel
 ) -> ReplicatedOptimizer:
@@ -71,16 +70,31 @@ def make_optimizer(
     if numbers := tables_of(options, strategy, optimizer, model):
         lazy = options.sparse_embeddings == LAZY
         return TableOptimizer(strategy, optimizer, model, numbers, lazy=lazy)
-    return ReplicatedOptimizer(strategy, optimizer, model)
+    return ReplicatedOptimizer(optimizer, model)
 
 
 def make_devices(options: Options, strategy: tf.distribute.Strategy, variables: Changing) -> OneDevice:
     """Say where the variables of a replica lie."""
     if not SeveralDevices.fits(strategy, variables):
-        return OneDevice(strategy, variables)
+        return OneDevice(strategy)
     if options.jit_compile:
         raise StepError(
             "Step(jit_compile=True) was asked for, and the model lies on several devices (mk.parallel.Layout): an XLA "
             "program has one. Leave out jit_compile."
         )
     return SeveralDevices(strategy, variables)
+
+
+def _check_whole_batch(options: Options, replicas: int) -> None:
+    """Refuse `accumulate`, and `jit_compile` on several replicas, with a loss over the whole batch."""
+    if options.accumulate > 1:
+        raise StepError(
+            f"whole_batch=True and accumulate={options.accumulate} exclude each other: a loss over the whole batch "
+            f"sees the examples of one batch at a time, and {options.accumulate} batches are not one large batch "
+            "to it. Take larger global batches, on more replicas or with a smaller model."
+        )
+    if options.jit_compile is True and replicas > 1:
+        raise StepError(
+            f"whole_batch=True and jit_compile=True exclude each other on {replicas} replicas: XLA compiles what a "
+            "replica computes by itself, but this step gathers the rows of all replicas. Leave out jit_compile."
+        )

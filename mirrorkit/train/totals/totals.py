@@ -6,13 +6,13 @@ from the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasMetric, KerasModel, Logs
+from mirrorkit._types import KerasModel, Logs
 from mirrorkit.train.replica_code.pure_step import Ran, metric_variables
 from mirrorkit.train.replica_code.step_function import flat_logs
 
@@ -21,14 +21,6 @@ from mirrorkit.train.replica_code.step_function import flat_logs
 EXAMPLES, LOSS, DIVISOR, FIXED = 0, 1, 2, 3
 
 _MODES = {"up": "max", "down": "min"}
-
-
-def _each(metric: KerasMetric) -> Iterator[tuple[str, KerasMetric]]:
-    """Yield a metric by the name of its log; those of `compile`, which Keras keeps in one, each by its own."""
-    if metric.name == "compile_metrics" and isinstance(result := metric.result(), Mapping):
-        yield from zip(result, metric.metrics, strict=False)
-    else:
-        yield metric.name, metric
 
 
 class Totals:
@@ -59,7 +51,10 @@ class Totals:
         """For each log name "max" or "min", whichever is better, where Keras knows it."""
         known: dict[str, str] = {}
         for metric in self._model.metrics:
-            for name, one in _each(metric):
+            of_logs = [(metric.name, metric)]
+            if metric.name == "compile_metrics" and isinstance(result := metric.result(), Mapping):
+                of_logs = list(zip(result, metric.metrics, strict=False))  # which Keras keeps in one
+            for name, one in of_logs:
                 # private to Keras, whose own callbacks read it; a test watches val_accuracy without a mode
                 mode = _MODES.get(str(getattr(one, "_direction", None)))
                 if type(one) is keras.metrics.Mean and name.endswith("loss"):
@@ -73,15 +68,13 @@ class Totals:
         """What the metrics begin with."""
         return [tf.zeros(variable.shape, variable.dtype) for variable in self._variables]
 
-    def of(self, ran: Ran, divisor: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the totals of one replica's rows; by default these are what divides a gradient."""
+    def of(self, ran: Ran, divisor: tf.Tensor) -> tf.Tensor:
+        """Return the totals of one replica's rows, with its part of what divides the gradient."""
         rows = ran.scope.share.rows
         logs = {name: tf.cast(value, tf.float32) for name, value in ran.logs.items()}
         loss = logs["loss"] if "loss" in logs else tf.add_n([*map(tf.reduce_sum, logs.values()), tf.zeros([])])
         states = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in ran.metrics]
-        return tf.ensure_shape(
-            tf.concat([tf.stack([rows, rows * loss, rows if divisor is None else divisor]), *states], 0), [self.size]
-        )
+        return tf.ensure_shape(tf.concat([tf.stack([rows, rows * loss, divisor]), *states], 0), [self.size])
 
     def logs(self, totals: tf.Tensor) -> Logs:
         """Return what Keras takes from the metrics."""
