@@ -26,30 +26,34 @@ from mirrorkit.errors import CheckpointError, FileError, MirrorkitError
 from mirrorkit.files import this_process
 from mirrorkit.object_storage import ObjectStorage
 from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.file import DamagedError, steps_of
-from mirrorkit.train.checkpoints.place import HELD, Found, Place
+from mirrorkit.train.checkpoints.file import DamagedError
+from mirrorkit.train.checkpoints.place import HELD, Place
 
-_MANIFEST = re.compile(r"step-(\d{10,})\.json")
 _OBJECT = re.compile(r"step-\d{10,}-[0-9a-f]{16}\.npz")
 _OWNER = re.compile(r"\.owner-(\d{6,})")
 _ATTEMPTS = 20
 
 
 class Bucket(Place):
-    """The checkpoints at an address."""
+    """The checkpoints at an address; what is found are manifests."""
+
+    finished = re.compile(r"step-\d{10,}\.json")
 
     def __init__(self, address: str) -> None:
         self._storage = ObjectStorage(address)
         super().__init__(self._storage.address)
         self._number = 0
 
-    def find(self) -> Sequence[str]:
+    def names(self) -> list[str]:
         """See `Place`."""
-        return [f"{self.name}/{manifest}" for manifest in self._manifests()]
+        try:
+            return self._storage.names()
+        except Exception as error:
+            raise FileError(f"{self.name} cannot be read: {type(error).__name__}: {error}.") from error
 
-    def read(self, found: Found, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
+    def read(self, name: str, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
         """See `Place`."""
-        name = str(found).rpartition("/")[2]
+        found = f"{self.name}/{name}"
         with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
             path = Path(folder, name).with_suffix(".npz")
             try:
@@ -68,14 +72,14 @@ class Bucket(Place):
             try:
                 return checkpoint_file.read(path, wanted)
             except CheckpointError as error:
-                raise type(error)(str(error).replace(str(path), str(found))) from error
+                raise type(error)(str(error).replace(str(path), found)) from error
 
     def take(self) -> None:
         """See `Place`."""
         try:
             before = self._take()
-            kept = {self._object_of(found) for found in self._manifests()}
-            for name in self._names():
+            kept = {self._said(manifest).get("object") for manifest in self.find()}
+            for name in self.names():
                 if _OBJECT.fullmatch(name) and name not in kept:
                     self._storage.remove(name)
         except MirrorkitError:
@@ -93,13 +97,13 @@ class Bucket(Place):
 
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
         """See `Place`."""
-        manifest, name = _manifest_of(steps), f"step-{steps:010d}-{secrets.token_hex(8)}.npz"
+        manifest, name = f"step-{steps:010d}.json", f"step-{steps:010d}-{secrets.token_hex(8)}.npz"
         with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
             path = checkpoint_file.path_of(Path(folder), steps)
             checkpoint_file.write(path, values, about)
             size, crc = _described(path)
             self._storage.upload(path, name)
-        before = self._object_of(manifest)
+        before = self._said(manifest).get("object")
         try:
             self.require()
         except CheckpointError:
@@ -109,22 +113,19 @@ class Bucket(Place):
         if before:
             self._storage.remove(before)
 
-    def keep_newest(self, steps: int, keep: int) -> None:
+    def remove(self, name: str) -> None:
         """See `Place`."""
-        newest = _manifest_of(steps)
-        older = [name for name in self._manifests() if steps_of(name) < steps_of(newest)]
-        for name in older[keep - 1 :]:
-            stored = self._object_of(name)
-            self._storage.remove(name)
-            if stored:
-                self._storage.remove(stored)
+        stored = self._said(name).get("object")
+        self._storage.remove(name)
+        if stored:
+            self._storage.remove(stored)
 
     def release(self) -> None:
         """See `Place`."""
         if self.token in HELD:
             HELD.discard(self.token)
             with contextlib.suppress(Exception):  # the next run takes over what stays
-                if self._says(self._number).get("token") == self.token:
+                if self._said(_owner_of(self._number)).get("token") == self.token:
                     self._storage.remove(_owner_of(self._number))
 
     def _take(self) -> dict[str, Json]:
@@ -136,7 +137,7 @@ class Bucket(Place):
             if self._storage.create(_owner_of(number + 1), content):
                 HELD.add(self.token)
                 self._number = number + 1
-                for name in self._names():
+                for name in self.names():
                     if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:
                         self._storage.remove(name)
                 return before
@@ -144,36 +145,15 @@ class Bucket(Place):
 
     def _owner(self) -> tuple[int, dict[str, Json]]:
         """Return the highest number of an owner, and what it says; 0 and nothing where there is none."""
-        numbers = [int(found[1]) for found in map(_OWNER.fullmatch, self._names()) if found]
-        return (max(numbers), self._says(max(numbers))) if numbers else (0, {})
+        number = max((int(found[1]) for found in map(_OWNER.fullmatch, self.names()) if found), default=0)
+        return number, self._said(_owner_of(number))
 
-    def _says(self, number: int) -> dict[str, Json]:
-        """Return what an owner says of its process; nothing where there is none of this number, or it is damaged."""
+    def _said(self, name: str) -> dict[str, Json]:
+        """Return what an owner says of its process, or a manifest of its object; nothing if it is gone or damaged."""
         try:
-            return dict(json.loads(self._storage.read(_owner_of(number))))
+            return dict(json.loads(self._storage.read(name)))
         except (FileNotFoundError, ValueError):
             return {}
-
-    def _manifests(self) -> list[str]:
-        """Return the names of the manifests, the newest first."""
-        return sorted(filter(_MANIFEST.fullmatch, self._names()), key=steps_of, reverse=True)
-
-    def _names(self) -> list[str]:
-        try:
-            return self._storage.names()
-        except Exception as error:
-            raise FileError(f"{self.name} cannot be read: {type(error).__name__}: {error}.") from error
-
-    def _object_of(self, manifest: str) -> str | None:
-        """Return the name of the object that a manifest names; None where there is none, or it is damaged."""
-        try:
-            return str(json.loads(self._storage.read(manifest))["object"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return None
-
-
-def _manifest_of(steps: int) -> str:
-    return f"step-{steps:010d}.json"
 
 
 def _owner_of(number: int) -> str:

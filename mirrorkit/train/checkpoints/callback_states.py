@@ -61,15 +61,14 @@ class CallbackStates:
 
     def saved(self) -> tuple[Json, list[np.ndarray]]:
         """Return what a checkpoint says about them, and copies of the arrays in it."""
-        callbacks, arrays, described = [], [], []
+        callbacks, arrays = [], []
         for one in self._callbacks:
             name, kind = _key(one)
             value, found = _encoded(one)
             callbacks.append({"name": name, kind: value})
             arrays += [array.copy() for array in found]
-            described += [{"dtype": array.dtype.name} for array in found]
         self._tell_unsaved()
-        return {"callbacks": callbacks, "arrays": described}, arrays
+        return {"callbacks": callbacks, "arrays": [{"dtype": array.dtype.name} for array in arrays]}, arrays
 
     def restore(self, states: Sequence[State] | None) -> None:
         """Give the callbacks back what a checkpoint holds; None where it is of a version that held nothing."""

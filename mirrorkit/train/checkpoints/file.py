@@ -14,7 +14,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import secrets
 import zipfile
 from collections.abc import Sequence
@@ -26,16 +25,13 @@ import tensorflow as tf
 from mirrorkit._types import Json
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.files import open_regular
-from mirrorkit.object_storage import NOT_REMOVED
 from mirrorkit.train.checkpoints.callback_states import read_states
-from mirrorkit.train.checkpoints.place import Place
+from mirrorkit.train.checkpoints.place import Place, steps_of
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.checkpoints.variables import require_same
 
 _FORMAT = 2
-_NAME = re.compile(r"step-(\d{10,})\.npz")
 _OF_THE_FILE = (None, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP)  # gone, or no file
-_UNFINISHED = re.compile(r"(step-\d{10,}\.npz|\.owner)(\.[0-9a-f]+)?\.tmp")
 
 
 class DamagedError(CheckpointError):
@@ -45,17 +41,6 @@ class DamagedError(CheckpointError):
 def path_of(folder: Path, steps: int) -> Path:
     """Return the path of the checkpoint after so many training steps of the run."""
     return folder / f"step-{steps:010d}.npz"
-
-
-def find(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in a folder, the newest first; none where there is no folder."""
-    try:
-        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FileError(f"The folder of checkpoints {folder} cannot be read: {error}.") from error
-    return [folder / name for name in sorted(names, key=steps_of, reverse=True)]
 
 
 def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Place | None = None) -> None:
@@ -120,32 +105,6 @@ def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[n
         raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left; only the folder's owner may."""
-    for name in os.listdir(folder):
-        if _UNFINISHED.fullmatch(name):
-            with contextlib.suppress(OSError):
-                (folder / name).unlink()
-
-
-def keep_newest(path: Path, keep: int) -> None:
-    """Remove checkpoints older than `path`, so that with it `keep` are left.
-
-    Files of a later step than the one just written could not be read when the run resumed; they do not count.
-    """
-    older = [file for file in find(path.parent) if steps_of(file.name) < steps_of(path.name)]
-    for file in older[keep - 1 :]:
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            raise FileError(f"{file} {NOT_REMOVED}: {error}") from error
-
-
-def steps_of(name: str) -> int:
-    """Return the number in the name of a checkpoint, or of its manifest."""
-    return int(re.findall(r"\d+", name)[0])
-
-
 def _stored(dtype: np.dtype) -> np.dtype:
     """Return the dtype of NumPy's own that has the same bits."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
@@ -159,7 +118,7 @@ def _read_about(archive: zipfile.ZipFile, path: Path) -> Json:
             "Update mirrorkit."
         )
     steps = Position.from_json(about["position"]).steps
-    if _NAME.fullmatch(path.name) and steps_of(path.name) != steps:
+    if Place.finished.fullmatch(path.name) and steps_of(path.name) != steps:
         raise ValueError(f"it was made after {steps} steps, which its name does not say")
     return about
 

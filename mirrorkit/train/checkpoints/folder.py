@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import numpy as np
 from mirrorkit._types import Json
 from mirrorkit.errors import FileError
 from mirrorkit.files import create, one_at_a_time, read_process, this_process
+from mirrorkit.object_storage import NOT_REMOVED
 from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints.place import HELD, Found, Place
+from mirrorkit.train.checkpoints.place import HELD, Place
+
+_UNFINISHED = re.compile(r"(step-\d{10,}\.npz|\.owner)(\.[0-9a-f]+)?\.tmp")  # what killed writers left
 
 
 class Folder(Place):
@@ -23,19 +27,24 @@ class Folder(Place):
         super().__init__(str(path))
         self._path, self._owner = path, path / ".owner"
 
-    def find(self) -> Sequence[Path]:
+    def names(self) -> list[str]:
         """See `Place`."""
-        return checkpoint_file.find(self._path)
+        try:
+            return os.listdir(self._path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise FileError(f"The folder of checkpoints {self.name} cannot be read: {error}.") from error
 
-    def read(self, found: Found, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
+    def read(self, name: str, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
         """See `Place`."""
-        return checkpoint_file.read(Path(found), wanted)
+        return checkpoint_file.read(self._path / name, wanted)
 
     def take(self) -> None:
         """See `Place`."""
         try:
             self._path.mkdir(parents=True, exist_ok=True)
-            for path in (self._owner, *self.find()):
+            for path in (self._owner, *map(self._path.joinpath, self.find())):
                 if path.is_dir():
                     raise FileError(
                         f"{path} is a folder, but Checkpoints writes a file of that name. Move it away, or choose "
@@ -44,7 +53,9 @@ class Folder(Place):
             with one_at_a_time(self._path):
                 before = self.owner()
                 self.require_free(before)
-                checkpoint_file.remove_unfinished(self._path)
+                for name in filter(_UNFINISHED.fullmatch, self.names()):
+                    with contextlib.suppress(OSError):
+                        (self._path / name).unlink()
                 new = self._path / f".owner.{self.token}.tmp"
                 try:
                     create(new, this_process(token=self.token))
@@ -66,9 +77,12 @@ class Folder(Place):
         """See `Place`."""
         checkpoint_file.write(checkpoint_file.path_of(self._path, steps), values, about, self)
 
-    def keep_newest(self, steps: int, keep: int) -> None:
+    def remove(self, name: str) -> None:
         """See `Place`."""
-        checkpoint_file.keep_newest(checkpoint_file.path_of(self._path, steps), keep)
+        try:
+            (self._path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"{self._path / name} {NOT_REMOVED}: {error}") from error
 
     def release(self) -> None:
         """See `Place`."""

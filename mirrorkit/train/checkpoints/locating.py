@@ -14,11 +14,12 @@ from mirrorkit.train.checkpoints.place import Place
 
 def folder_of(folder: str | os.PathLike[str]) -> Path | str:
     """Return a folder as a path that stays the same if the process changes its folder, or an address as it is."""
-    if (local := os.fspath(folder)).startswith("file:///"):
-        folder = local.removeprefix("file://")
-    if not os.fspath(folder):
+    text = os.fspath(folder)
+    if text.startswith("file:///"):
+        text = text.removeprefix("file://")
+    if not text:
         raise ArgumentError("Checkpoints need the path of a folder, found ''. For the current folder write '.'.")
-    return os.fspath(folder) if is_address(folder) else Path(folder).expanduser().absolute()
+    return text if is_address(text) else Path(text).expanduser().absolute()
 
 
 def place_of(folder: Path | str) -> Place:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import abc
 import logging
 import os
+import re
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -25,22 +25,26 @@ _log = logging.getLogger("mirrorkit")
 
 HELD: set[str] = set()  # tokens of the runs of this process; a process that replaced itself (exec) has none of before
 
-Found = Path | str  # a checkpoint that was found: its path, or its name in a bucket
-
 
 class Place(abc.ABC):
     """The checkpoints of one run; `name` is the folder or the address, `token` a random word, the run's own."""
+
+    finished = re.compile(r"step-\d{10,}\.npz")  # the names of checkpoints that are whole
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.token = secrets.token_hex(8)
 
     @abc.abstractmethod
-    def find(self) -> Sequence[Found]:
-        """Return the finished checkpoints, the newest first."""
+    def names(self) -> list[str]:
+        """Return the names of all that is there; none where there is no such place."""
+
+    def find(self) -> list[str]:
+        """Return the names of the finished checkpoints, the newest first."""
+        return sorted(filter(self.finished.fullmatch, self.names()), key=steps_of, reverse=True)
 
     @abc.abstractmethod
-    def read(self, found: Found, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
+    def read(self, name: str, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
         """Read one that was found; see `checkpoints/file.py`."""
 
     @abc.abstractmethod
@@ -85,12 +89,26 @@ class Place(abc.ABC):
         """Write the checkpoint after so many training steps: readers find all of it, or nothing."""
 
     @abc.abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove one that was found."""
+
     def keep_newest(self, steps: int, keep: int) -> None:
-        """Remove older checkpoints than that of `steps`, so that with it `keep` are left."""
+        """Remove older checkpoints than that of `steps`, so that with it `keep` are left.
+
+        Those of a later step could not be read when the run resumed; they do not count.
+        """
+        older = [name for name in self.find() if steps_of(name) < steps]
+        for name in older[keep - 1 :]:
+            self.remove(name)
 
     @abc.abstractmethod
     def release(self) -> None:
         """Give the place free, if it is this run's."""
+
+
+def steps_of(name: str) -> int:
+    """Return the number in the name of a checkpoint, or of its manifest."""
+    return int(re.findall(r"\d+", name)[0])
 
 
 def _named(process: dict[str, Json]) -> str:

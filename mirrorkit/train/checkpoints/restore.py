@@ -46,8 +46,8 @@ def restore_newest(folder: str | os.PathLike[str], step: object, *, looks: int =
         FileError: the folder or a file in it cannot be read.
     """
     place = place_of(folder_of(folder))
-    files = place.find()
-    if not files:
+    names = place.find()
+    if not names:
         raise CheckpointError(f"There is no checkpoint in {place.name}. Checkpoints are files step-<number>.npz.")
     variables, trains = require_variables(step), True
     if isinstance(step, Step) and step.optimizer is None:
@@ -55,9 +55,9 @@ def restore_newest(folder: str | os.PathLike[str], step: object, *, looks: int =
         of_model = {id(native(variable)) for variable in step.model.variables}
         variables = [variable for variable in variables if id(native(variable)) in of_model]
     damaged, wanted = [], describe(variables)
-    for file in files:
+    for name in names:
         try:
-            about, values = place.read(file, wanted if trains else None)
+            about, values = place.read(name, wanted if trains else None)
         except DamagedError as error:
             damaged.append(str(error))
             continue
@@ -65,16 +65,16 @@ def restore_newest(folder: str | os.PathLike[str], step: object, *, looks: int =
             warnings.warn(f"Damaged checkpoint, the one before it is used: {'; '.join(damaged)}.", stacklevel=3)
         if not trains:
             places = places_of(about["variables"], wanted)
-            require_same(str(file), [about["variables"][i] for i in places], wanted)
+            require_same(f"{place.name}/{name}", [about["variables"][i] for i in places], wanted)
             values = [values[i] for i in places]
         for variable, value in zip(variables, values, strict=True):
             with tf.device(HOST):  # one tensor for the copies of all replicas, which CPUs share
                 tensor = tf.convert_to_tensor(value)
             assign(variable, tensor)
         position = Position.from_json(about["position"])
-        _log.info("%s: resumes in epoch %d at batch %d.", file, position.epoch, position.batch)
+        _log.info("%s/%s: resumes in epoch %d at batch %d.", place.name, name, position.epoch, position.batch)
         return Restored(position, about.get("callbacks"))
-    if looks and place.find() != files:
+    if looks and place.find() != names:
         return restore_newest(folder, step, looks=looks - 1)
     raise CheckpointError(
         f"No checkpoint in {place.name} is whole: {'; '.join(damaged)}. To start over, use another folder or move "

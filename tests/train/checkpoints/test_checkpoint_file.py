@@ -15,6 +15,7 @@ from checkpoint_helpers import names, saved_at
 
 from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.folder import Folder
 from mirrorkit.train.checkpoints.position import Position
 
 RNG = np.random.default_rng(0)
@@ -149,9 +150,11 @@ def test_it_is_on_the_disk_before_it_has_its_name(path: Path, monkeypatch: pytes
 def test_find_takes_the_newest_first_and_nothing_else(tmp_path: Path) -> None:
     for name in (*saved_at(9, 10, 12345678901), "step-7.npz", "notes.npz", "step-0000000011.npz.tmp", "a.tmp"):
         (tmp_path / name).touch()
-    assert [path.name for path in checkpoint_file.find(tmp_path)] == saved_at(12345678901, 10, 9)
-    assert checkpoint_file.find(tmp_path / "nowhere") == []
-    checkpoint_file.remove_unfinished(tmp_path)
+    place = Folder(tmp_path)
+    assert place.find() == saved_at(12345678901, 10, 9)
+    assert Folder(tmp_path / "nowhere").find() == []
+    place.take()
+    place.release()
     assert names(tmp_path) == sorted([*saved_at(9, 10, 12345678901), "a.tmp", "notes.npz", "step-7.npz"])
 
 
@@ -159,7 +162,7 @@ def test_keep_newest_never_removes_what_was_just_written(tmp_path: Path) -> None
     def leave(*steps: int, keep: int, just: int) -> list[str]:
         for step in steps:
             (tmp_path / saved_at(step)[0]).touch()
-        checkpoint_file.keep_newest(tmp_path / saved_at(just)[0], keep)
+        Folder(tmp_path).keep_newest(just, keep)
         return names(tmp_path)
 
     assert leave(1, 2, 3, 4, keep=3, just=4) == saved_at(2, 3, 4)

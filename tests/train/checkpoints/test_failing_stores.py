@@ -22,6 +22,7 @@ from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints import restore as restoring
 from mirrorkit.train.checkpoints.bucket import Bucket
+from mirrorkit.train.checkpoints.folder import Folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
@@ -67,10 +68,7 @@ def test_one_that_is_damaged_is_not_read_for_ever(fresh: Any, recipe: Any, tmp_p
     save(fresh, recipe, tmp_path)
     numbers = iter(range(10, 10**6))
 
-    def replaced(folder: Path) -> list[Path]:
-        return [folder / saved_at(next(numbers))[0]]
-
-    monkeypatch.setattr(checkpoint_file, "find", replaced)
+    monkeypatch.setattr(Folder, "find", lambda self: saved_at(next(numbers)))
     with pytest.raises(CheckpointError, match="No checkpoint"):
         fresh.restore(tmp_path)
 

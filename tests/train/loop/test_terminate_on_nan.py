@@ -12,7 +12,7 @@ from training_helpers import keras_twin, line_net, plain_dataset, set_values, va
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.folder import Folder
 
 C = keras.callbacks
 TEXT = "Batch 3: Invalid loss, terminating training"
@@ -86,7 +86,7 @@ def test_checkpoints_of_before_stay_the_newest(loop: Any, numbers: Any, tmp_path
     fit(good, 1)
     assert not np.all(np.isfinite(np.array(fit(bad, 4).history["loss"])))
     assert not np.all(np.isfinite(values_of(loop)[0]))
-    newest = max(path.name for path in checkpoint_file.find(tmp_path))
+    newest = Folder(tmp_path).find()[0]
     assert newest.startswith("step-0000000009")
     set_values(loop, [np.full_like(value, 7) for value in values_of(loop)])
     report = fit(good, 3)  # goes on, with good data
