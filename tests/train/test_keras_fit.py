@@ -270,6 +270,7 @@ def test_a_shuffle_is_that_of_the_seed_in_the_report(strategy_of: Any) -> None:
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0).report.seed == first.report.seed
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0, seed=3).report.seed == 3
     assert mk.fit(ours, X, Y, batch_size=16, verbose=0, shuffle=False).report.seed is None
+    assert mk.fit(ours, X, Y, batch_size=16, verbose=0, shuffle=False, seed=3).report.seed is None
 
 
 def test_arrays_have_the_dtypes_that_keras_gives_them(strategy_of: Any) -> None:

@@ -135,6 +135,8 @@ def data_of_fit(
         if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
             seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])
         seed = whole_number("seed", seed, StepError, least=0)
+    else:
+        seed = None
     data = keras_data(strategy, *train, batch_size=batch_size, shuffle=seed is not None, seed=seed or 0, steps=steps)
     if validation is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation)
