@@ -159,18 +159,17 @@ def _with_tables(model: KerasModel) -> list[KerasLayer]:
 
 
 def _why_not(model: KerasModel, error: Exception) -> str:
-    """Name the innermost layers that cannot be made from their configuration."""
-    failing: dict[int, tuple[KerasLayer, Exception]] = {}
-    for layer in layers_of(model):
+    """Name a layer that cannot be made from its configuration: the first from the end, where inner layers come."""
+    name = repr(model.name)
+    for layer in reversed(layers_of(model)):
         try:
             keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
         except (TypeError, ValueError, NotImplementedError) as its_own:
-            failing[id(layer)] = layer, its_own
-    causes = [pair for pair in failing.values() if not any(id(inner) in failing for inner in layers_of(pair[0])[1:])]
-    names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer, _ in causes) or repr(model.name)
-    reason = str(causes[0][1] if causes else error).strip().splitlines()[0]
+            name, error = f"{layer.name!r} ({type(layer).__name__})", its_own
+            break
+    reason = str(error).strip().splitlines()[0]
     return (
-        f"A {KERAS} file cannot hold the layer {names}. Decorate its class or function with "
+        f"A {KERAS} file cannot hold the layer {name}. Decorate its class or function with "
         "@keras.saving.register_keras_serializable() and give a class a get_config, also in place of a Lambda; or "
         f"export a SavedModel, which needs no code: a path without {KERAS}. Keras says: {reason[:300]}"
     )

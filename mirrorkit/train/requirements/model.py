@@ -33,10 +33,7 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
                 "Input, or call it once on a batch in the strategy's scope."
             )
     check_stateless(model)
-    for layer in layers_of(model):
-        _require_metrics(layer)
-        if not trains:
-            continue
+    for layer in layers_of(model) if trains else []:
         if getattr(layer, "variable_dtype", None) == "float16":
             raise StepError(
                 f"The layer {layer.name!r} keeps its weights in float16, which small updates leave as they are. Use "
@@ -74,18 +71,6 @@ def check_stateless(model: KerasModel) -> None:
                 f"The layer {layer.name!r} has stateful=True: it keeps a state for each row of a batch for the next "
                 "batch, and replicas do not keep the rows apart. Create it without stateful=True."
             )
-
-
-def _require_metrics(layer: KerasLayer) -> None:
-    """Refuse a layer whose property `metrics`, which Keras asks for the variables of metrics, raises an error."""
-    try:
-        layer.metrics_variables  # noqa: B018
-    except Exception as error:  # whatever the user's property may raise
-        raise StepError(
-            f"The property `metrics` of {type(layer).__name__} raised {type(error).__name__}: {error}. Remove it: a "
-            "step takes its metrics from Step(..., metrics=[...]), or from the dict that the function of "
-            "Step.from_loss returns."
-        ) from error
 
 
 def not_built(model: KerasModel) -> StepError:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,16 +85,6 @@ def plain(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__)
 
 
-def _flat(of: str, value: Any, name: str = "") -> dict[str, Any]:
+def _flat(of: str, value: Any) -> dict[str, Any]:
     """Name each leaf of a nest: "metrics/0/threshold of the step"."""
-    pairs: Iterator[tuple[Any, Any]] | None = None
-    if isinstance(value, dict):
-        pairs = iter(value.items())
-    elif isinstance(value, list):
-        pairs = iter(enumerate(value))
-    if pairs is None:
-        return {f"{name} {of}": value}
-    found: dict[str, Any] = {}
-    for key, one in pairs:
-        found |= _flat(of, one, f"{name}/{key}" if name else str(key))
-    return found
+    return {f"{'/'.join(map(str, path))} {of}": leaf for path, leaf in keras.tree.flatten_with_path(value)}
