@@ -18,11 +18,11 @@ from mirrorkit import files
 pytestmark = pytest.mark.slow
 
 SAYS = {
-    "on the chief alone": "worker 0: Checkpoints; worker 1: none",
-    "on the other alone": "worker 0: none; worker 1: Checkpoints",
-    "another period": "worker 0: Checkpoints every 2 steps; worker 1: Checkpoints every 3 steps",
-    "another check": "worker 0: NanWatch; worker 1: InSync every 500 steps",
-    "another order": "worker 0: InSync every 500 steps, NanWatch; worker 1: NanWatch, InSync every 500 steps",
+    "on the chief alone": "Checkpoints' on worker 0 and 'none' on worker 1",
+    "on the other alone": "none' on worker 0 and 'Checkpoints' on worker 1",
+    "another period": "Checkpoints every 2 steps' on worker 0 and 'Checkpoints every 3 steps' on worker 1",
+    "another check": "NanWatch' on worker 0 and 'InSync every 500 steps' on worker 1",
+    "another order": "InSync every 500 steps, NanWatch' on worker 0 and 'NanWatch, InSync every 500 steps' on worker 1",
     "a living owner": "checkpoints to",
     "a dead owner": "trained",
     "the chief's own": "trained",

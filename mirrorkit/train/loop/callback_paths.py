@@ -10,7 +10,11 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.object_storage import require_local
 
-_BY_TENSORFLOW = {keras.callbacks.TensorBoard: "log_dir", keras.callbacks.ModelCheckpoint: "filepath"}
+_PATHS = {
+    keras.callbacks.TensorBoard: "log_dir",
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.CSVLogger: "filename",
+}
 _CURE = (
     "Name a local path, and copy it to the address at the end of each epoch; docs/watching.md shows how: "
     "'Logs at an address'."
@@ -20,10 +24,8 @@ _CURE = (
 def require_writable(callbacks: Sequence[Any]) -> None:
     """Refuse addresses that TensorFlow cannot open, which would fail within the training, or at its end."""
     for callback in callbacks:
-        name = type(callback).__name__
-        for kind, attribute in _BY_TENSORFLOW.items():
+        for kind, attribute in _PATHS.items():
             if isinstance(callback, kind):
-                schemes = tf.io.gfile.get_registered_schemes()
-                require_local(name, getattr(callback, attribute, ""), schemes=schemes, cure=_CURE)
-        if isinstance(callback, keras.callbacks.CSVLogger):  # closes its file as only Python's own can be closed
-            require_local(name, callback.filename, cure=_CURE)
+                # CSVLogger closes its file as only Python's own can be closed.
+                schemes = [] if kind is keras.callbacks.CSVLogger else tf.io.gfile.get_registered_schemes()
+                require_local(type(callback).__name__, getattr(callback, attribute), schemes=schemes, cure=_CURE)

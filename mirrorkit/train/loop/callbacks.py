@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -17,14 +16,13 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import (
-    addresses,
     arrays_of_all_workers,
     is_chief,
     is_parameter_server,
     num_workers,
     of_all_workers,
     place,
-    texts_of_all_workers,
+    require_same,
 )
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints, Restored
@@ -36,8 +34,6 @@ from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
 
 _log = logging.getLogger("mirrorkit")
-
-_LONGEST = 400  # bytes of the names of callbacks that workers compare
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
@@ -91,7 +87,9 @@ def callback_list(
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
         given.append(keras.callbacks.ProgbarLogger())
     if history and num_workers(loop.strategy) > 1:
-        _require_same_on_all_workers(loop.strategy, given)
+        # A callback that waits for the other workers' would wait for ever where one of them has none.
+        waiting = ", ".join(filter(None, map(_collective, given))) or "none"
+        require_same(loop.strategy, "callbacks", {"the list of those that know the loop": waiting})
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     if history:
@@ -124,19 +122,6 @@ def keras_calls_together(strategy: tf.distribute.Strategy, model: Any) -> Iterat
             del vars(model)[name]
 
 
-def _require_same_on_all_workers(strategy: tf.distribute.Strategy, given: Sequence[Any]) -> None:
-    """Refuse a callback that waits for the other workers' where one of them has none; all would wait. Collective."""
-    own = ", ".join(filter(None, map(_collective, given))) or "none"
-    texts = texts_of_all_workers(strategy, f"{zlib.crc32(own.encode()):08x} {own}", _LONGEST)
-    if len(set(texts)) > 1:
-        found = "; ".join(f"{name}: {text[9:]}" for name, text in zip(addresses(strategy), texts, strict=True))
-        raise StepError(
-            f"All workers must have the same callbacks that know the loop, in the same order, found {found}. Give all "
-            "workers the same list; only the chief writes files and prints. A callback of your own that waits for no "
-            "other worker may set chief_only = True, or derive from keras.callbacks.Callback."
-        )
-
-
 def _collective(callback: Any) -> str | None:
     """Name a callback that may wait for the same one of the other workers, or makes calls end where it wants."""
     periods = [f" every {period} steps" for period in call_periods([callback])]
@@ -146,7 +131,7 @@ def _collective(callback: Any) -> str | None:
 
 
 def _refuse_by_optimizer(given: Sequence[Any], optimizer: Any) -> None:
-    """Refuse callbacks for which the optimizer has no averages, or no rate to set: Keras says so in the training."""
+    """Refuse callbacks that set a learning rate where the optimizer has none to set: Keras says so in the training."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     for callback in given if inner is not None else ():
         if isinstance(callback, _SETTERS) and not hasattr(getattr(inner, "learning_rate", None), "assign"):
@@ -154,13 +139,6 @@ def _refuse_by_optimizer(given: Sequence[Any], optimizer: Any) -> None:
                 f"{type(callback).__name__} sets the learning rate, which this optimizer takes from a schedule or a "
                 "function. Give the optimizer a number, learning_rate=0.1, or leave the callback out."
             )
-    has_averages = any(getattr(one, "use_ema", False) for one in getattr(inner, "optimizers", [inner]))
-    if not has_averages and any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given):
-        raise StepError(
-            "SwapEMAWeights swaps in the averages of an optimizer with use_ema=True, and this optimizer has none. Set "
-            "use_ema=True. The averages of Step(ema=...) need no callback: fit(..., validation_averaged=True) "
-            "validates on them, and within step.averaged() the model holds them."
-        )
 
 
 def _is_chiefs(callback: Any) -> bool:
@@ -207,12 +185,7 @@ def _is_users(callback: Any, hook: str) -> bool:
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    given = list(keras.tree.flatten(callbacks or []))
-    for callback in given:
-        if isinstance(callback, type) or not hasattr(callback, "set_model"):
-            cure = f"Call it: {callback.__name__}(...)." if isinstance(callback, type) else "Leave it out."
-            raise StepError(f"callbacks must be Keras callbacks, found {callback!r} among them. {cure}")
-    return given
+    return list(keras.tree.flatten(callbacks or []))
 
 
 def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Restored | None) -> CallbackStates:
@@ -221,7 +194,7 @@ def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Re
     To be called when `on_train_begin` has returned, in which Keras's callbacks begin afresh.
     """
     given, position = _flat(callbacks), loop.position
-    next(c for c in hooks.callbacks if isinstance(c, keras.callbacks.History)).history = position.history
+    model.history.history = position.history
     is_saved = restored is not None or any(isinstance(callback, Checkpoints) for callback in given)
     own = [callback for callback in hooks.callbacks if is_saved and any(callback is one for one in given)]
     states = CallbackStates(own, position.history, tells=is_chief(loop.strategy))

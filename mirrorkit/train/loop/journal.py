@@ -40,9 +40,6 @@ class Journal(LoopCallback):
         """Write how many steps are done."""
         self._write(journal.STEPS, self.loop.position.steps)
 
-    def get_state(self) -> None:
-        """Return that there is nothing to remember."""
-
     def _write(self, what: str, steps: int) -> None:
         if self._path is not None:
             journal.write(self._path, what, steps)
@@ -57,13 +54,14 @@ def journals(strategy: Any, callbacks: Sequence[Any]) -> Iterator[Journal]:
     path = os.environ.get(journal.JOURNAL)
     if not path:
         return
-    if not any(isinstance(callback, Checkpoints) for callback in callbacks):
+    savers = [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+    if not savers:
         raise JobError(
             "launch was asked for a number of workers that may change. Whenever it does, the script starts again, and "
             "this fit keeps no checkpoints to go on from: it would train from the beginning each time. Give it "
             "callbacks=[mk.train.Checkpoints(folder)], or launch with a fixed number of workers."
         )
-    if any(isinstance(callback, Checkpoints) and callback.exit_code == 0 for callback in callbacks):
+    if any(saver.exit_code == 0 for saver in savers):
         raise JobError(
             "launch was asked for a number of workers that may change, and Checkpoints(exit_code=0) says after a save "
             "that the script is done. Leave exit_code out."

@@ -37,7 +37,6 @@ class SameWorkers(LoopCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare what `fit` was asked."""
-        self._begins = True
         asked = {name: self.params[name] for name in ("epochs", "class_weight")}
         asked["validation (its frequency, batch size, batches, steps within an epoch)"] = self.params.get("validation")
         require_same(self.loop.strategy, "fit", plain(asked))
