@@ -67,7 +67,7 @@ def on_devices(loop: Loop, data: Any) -> OnDevices:
         loop: a loop with a `mk.train.Step`, on the devices to report on.
         data: what `fit` will be given.
     """
-    graph = loop.traced(data, also=())[0].function.graph.as_graph_def()
+    graph = loop.traced(data).graph.as_graph_def()
     functions = {function.signature.name: function.node_def for function in graph.library.function}
     operations: dict[str, Counter[str]] = defaultdict(Counter)
     _count(graph.node, "", "", functions, operations)

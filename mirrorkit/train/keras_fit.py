@@ -8,7 +8,6 @@ from typing import Any
 from mirrorkit._types import KerasCallback, KerasModel, Nest
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
-from mirrorkit.train.loop.arguments import refuse
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
@@ -145,7 +144,7 @@ def predict(
     Source: https://keras.io/api/models/model_training_apis/
     """
     if callbacks:
-        refuse("predict", {"callbacks": callbacks})
+        raise StepError("mk.predict calls no callbacks; mk.fit and mk.evaluate do.")
     return _loop(model).predict(x, batch_size=batch_size, steps=steps)
 
 

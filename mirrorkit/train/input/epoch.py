@@ -72,11 +72,6 @@ class EpochIterator:
         return self.source.element_spec
 
     @property
-    def devices(self) -> Nest:
-        """The devices that hold the parts of `source`, as a nest of names."""
-        return HOST
-
-    @property
     def left(self) -> int | None:
         """How many batches are left; None where that is unknown."""
         return None if self.steps is None else self.steps - self.position
@@ -149,7 +144,6 @@ class HostIterator(EpochIterator):
         self._context = context
         self.first: Batch | None = None
         self._rest: Any = None  # the batches after those that were looked at
-        self._spec = dataset.element_spec  # has the shapes, which a batch by itself does not tell
         super().__init__(iter(untuned(dataset)), **place)
         _dropped_at_exit().add(self)
 
@@ -164,7 +158,7 @@ class HostIterator(EpochIterator):
         if not batches:
             return
         self.first = batches[0]
-        as_spec = functools.partial(opened, self._spec)
+        as_spec = functools.partial(opened, self.element_spec)  # a batch by itself does not tell which sizes are open
         kept = [tf.data.Dataset.from_tensors(batch).map(as_spec) for batch in batches]
         whole = functools.reduce(tf.data.Dataset.concatenate, kept)
         self.source, self._rest = iter(untuned(whole)), self.source

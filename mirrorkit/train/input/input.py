@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit import batching
-from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit._types import Batch, Spec
 from mirrorkit.arguments import whole_number
 from mirrorkit.data import is_none, own_rows, untuned
 from mirrorkit.errors import StepError
@@ -41,6 +41,9 @@ class Input:
         rehearses: whether it serves `rehearsals` alone.
         class_weight: a mapping from class index to the weight of its examples, as in Keras's `fit`.
         of: what to call the data in errors, such as "of the validation".
+
+    Attributes:
+        unchecked_labels: those of a set in memory, until they are checked; None where they are elsewhere.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Input:
         self._compared = num_workers(strategy) == 1
         # Each worker reads its own rows of a batch, or all of them where this is None.
         self._context = input_context(strategy) if source.reads_own_rows else None
-        self._labels = source.labels  # until they are checked
+        self.unchecked_labels = source.labels
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
@@ -97,16 +100,6 @@ class Input:
         if is_tpu(strategy):
             require_static_batches(self.element_spec, strategy.num_replicas_in_sync)
 
-    def unchecked_labels(self) -> Nest:
-        """Return the labels of a set in memory, once; None where they are elsewhere."""
-        labels, self._labels = self._labels, None
-        return labels
-
-    @property
-    def asked(self) -> dict[str, int | None]:
-        """What callbacks find among their `params`."""
-        return {"steps": self.steps, "global_batch_size": self.global_batch_size}
-
     def left(self, done: int) -> int | None:
         """Return how many batches of the epoch are left after `done`; None where that is unknown."""
         return None if self.steps is None else self.steps - done
@@ -122,20 +115,6 @@ class Input:
         in memory always with a sample.
         """
         before = (epoch - self.first_epoch) * (self.steps or 0) + start if self._source.is_endless else start
-        if self._endless is not None and before == self._next:
-            iterator: EpochIterator = self._endless
-            iterator.position = start
-            self._look(self._endless, epoch, look_at, None)
-        else:
-            iterator = self._iterator(epoch, start, before, look_at, check)
-        if self._source.is_endless:
-            assert isinstance(iterator, HostIterator)
-            self._endless, self._next = iterator, before - start + (self.steps or 0)
-        return iterator
-
-    def _iterator(
-        self, epoch: int, start: int, before: int, look_at: int, check: Callable[[Batch], None] | None
-    ) -> EpochIterator:
         if look_at and self._source.has_identity:
             self._compare(lambda: self._source.identity(epoch, start), epoch)
         held = self._held(epoch, start)
@@ -145,17 +124,23 @@ class Input:
             look_at, check = 0, None
         if held:
             return held
-        iterator = self._on_host(self._batches(epoch, start, before), start)
+        if self._endless is not None and before == self._next:
+            iterator, check = self._endless, None
+            iterator.position = start
+        else:
+            iterator = self._on_host(self._batches(epoch, start, before), start)
         self._look(iterator, epoch, look_at, check)
+        if self._source.is_endless:
+            self._endless, self._next = iterator, before - start + (self.steps or 0)
         return iterator
 
-    def batches(self) -> Iterator[tuple[Batch, int | None]]:
+    def batches(self, check: Callable[[Batch], None] | None) -> Iterator[tuple[Batch, int | None]]:
         """Return an iterator over the batches on the host, from the beginning, each with the size of the whole batch.
 
-        Without a known size it is the whole batch, else this worker's rows.
+        Without a known size it is the whole batch, else this worker's rows. `check` is called with the first one.
         """
-        whole = self._whole()
-        batches = itertools.islice(iter(untuned(self._batches(0, 0, 0))), self.steps)
+        iterator = self._on_host(self._batches(0, 0, 0))
+        batches = itertools.islice(iterator.source, self.steps)
         for i in itertools.count():
             batch = next(batches, None)
             if i == 0:
@@ -165,7 +150,9 @@ class Input:
             if batch is None:
                 return
             require_same_rows(batch, i)
-            yield batch, None if self._context is None else self.global_batch_size if i < whole else self._last()
+            if i == 0 and check is not None:
+                check(batch)
+            yield batch, None if self._context is None else iterator.size_of(i)
 
     def first(self) -> Batch | None:
         """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on.
@@ -244,8 +231,7 @@ class Input:
 
     def _held(self, epoch: int, start: int) -> EpochIterator | None:
         """Return an epoch of examples that lie where they are computed on; None where they are read."""
-        holder = self._source.holder(self._strategy)
-        return None if holder is None else holder(epoch, weigh=self._weigh, **self._place(start))
+        return self._source.held(self._strategy, epoch, weigh=self._weigh, **self._place(start))
 
     def _on_host(self, dataset: tf.data.Dataset, position: int = 0) -> HostIterator:
         return HostIterator(dataset, context=self._context, **self._place(position))

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
-from mirrorkit.strategy import replica_devices
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
@@ -47,7 +46,7 @@ class ResidentIterator(EpochIterator):
                 "epoch": tf.constant(epoch),
             }
         super().__init__(source, **place)
-        self._data, self._strategy, self._weigh = data, strategy, weigh
+        self._data, self._weigh = data, weigh
         self.kind = (data, weigh)
 
     @property
@@ -58,16 +57,6 @@ class ResidentIterator(EpochIterator):
             self._data.rows,
             self.source["arrays"][0],
         )
-
-    @property
-    def devices(self) -> Nest:
-        """The devices that hold the parts of `source`: only what a device gathers from lies on it."""
-
-        def of(device: str) -> Nest:
-            return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, self._data.rows)
-
-        arrays = [of(device) for device in replica_devices(self._strategy)]
-        return {"arrays": arrays, "order": HOST, "epoch": HOST}
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, Any], GlobalBatch]:

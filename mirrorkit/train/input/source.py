@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,6 @@ class Source:
         global_batch_size: examples in a batch, but perhaps the last; None where that is unknown.
         order: in words, what decides which examples are in which batch, apart from their number; None for unknown.
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
-        has_identity: whether workers compare `identity` rather than the first batch that each of them reads.
         samples_all: whether a sample is of examples from all over the set.
         labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
     """
@@ -49,7 +46,11 @@ class Source:
         self.global_batch_size: int | None = data.global_batch_size
         self.order_version = data.order_version
         self.order_depends_on_workers, self.reads_own_rows = data.order_depends_on_workers, data.reads_own_rows
-        self.has_identity = data.reads_own_rows
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether workers compare `identity` rather than the first batch that each of them reads."""
+        return self.reads_own_rows
 
     @property
     def element_spec(self) -> Spec:
@@ -78,8 +79,8 @@ class Source:
         """Refuse workers that do not begin with the same batch."""
         require_same_data(strategy, first, steps, of)
 
-    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
-        """Return what makes epochs of examples that lie where they are computed on; None where they are read."""
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
+        """Return an epoch of data that lies on the devices; None for data that is read on the host."""
         return None
 
 
@@ -114,7 +115,6 @@ class BatchesSource(PreparedSource):
 
     def __init__(self, data: Batches) -> None:
         super().__init__(data)
-        self.has_identity = True
         self.labels = data.split.labels if data.map is None and not data.one_hot else None
 
     def sample(self) -> tf.data.Dataset:
@@ -129,9 +129,10 @@ class BatchesSource(PreparedSource):
         """Refuse workers that do not begin with the same batch, or hold other examples somewhere in the set."""
         require_same_data(strategy, first, steps, of, sample=sample_of(self.data))
 
-    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """See `Source`."""
-        return partial(SentIterator, self.data) if is_parameter_server(strategy) and can_be_sent(self.data) else None
+        is_sent = is_parameter_server(strategy) and can_be_sent(self.data)
+        return SentIterator(self.data, epoch, **place) if is_sent else None
 
 
 class ResidentSource(BatchesSource):
@@ -139,19 +140,17 @@ class ResidentSource(BatchesSource):
 
     data: Resident
 
-    def holder(self, strategy: tf.distribute.Strategy) -> Callable[..., EpochIterator] | None:
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """See `Source`."""
         if is_parameter_server(strategy):
-            return super().holder(strategy)
-        return partial(ResidentIterator, self.data, strategy)
+            return super().held(strategy, epoch, **place)
+        return ResidentIterator(self.data, strategy, epoch, **place)
 
 
 class FunctionSource(Source):
     """A dataset of each worker's own, so that their first batches must differ."""
 
-    def __init__(self, data: FromFunction) -> None:
-        super().__init__(data)
-        self.has_identity = False
+    has_identity = False
 
     def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
         """Refuse workers that begin with the same batch."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from typing_extensions import Never
 
-from mirrorkit._types import KerasCallback, Nest
+from mirrorkit._types import ConcreteFunction, KerasCallback, Nest
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
@@ -21,7 +20,6 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.input.keras_data import Data, are_arrays, data_of_fit, keras_data
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.loop.arguments import not_here, refuse
 from mirrorkit.train.loop.callbacks import (
     agree_to_stop,
     begin_states,
@@ -35,7 +33,7 @@ from mirrorkit.train.loop.callbacks import (
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.monitors import choose_modes
-from mirrorkit.train.loop.passes import Passes, Traced
+from mirrorkit.train.loop.passes import Passes
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.resumed import call_epoch_begin
@@ -43,10 +41,8 @@ from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
-from mirrorkit.train.step.loop_step import LoopStep, Need
+from mirrorkit.train.step.loop_step import LoopStep
 from mirrorkit.train.step.step import Step
-
-_ALSO: tuple[Need, ...] = ("evaluate", "predict")
 
 
 class Loop:
@@ -109,8 +105,11 @@ class Loop:
         """Build what is not built: the step, and from the data its model."""
         if self._passes is None or (data is not None and getattr(self._passes.step, "only_for", None) is not None):
             spec = None if data is None else self._whole(data).element_spec
-            given, strategy = self.step, self.strategy
-            step: LoopStep = given.for_loop(strategy, spec) if isinstance(given, Step) else Custom(strategy, given)
+            step: LoopStep
+            if isinstance(self.step, Step):
+                step = self.step.for_loop(self.strategy, spec)
+            else:
+                step = Custom(self.strategy, self.step)
             self._passes = Passes(self.strategy, step, self._steps_per_call)
         return self._passes
 
@@ -139,7 +138,6 @@ class Loop:
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = "auto",
         class_weight: Mapping[int, float] | None = None,
-        **gone: Never,
     ) -> Report:
         """Train for `epochs - initial_epoch` epochs, or what is left of them after `restore`.
 
@@ -181,7 +179,6 @@ class Loop:
             StepError: the step cannot train on the data, or an argument is invalid.
             CheckpointError: what was restored does not fit this data or these metrics; see also `Checkpoints`.
         """
-        refuse("fit", gone)
         if getattr(self.step, "is_averaged", False):
             raise StepError(
                 "fit was called within step.averaged(), where the weights are averages and would be lost at its end. "
@@ -213,14 +210,25 @@ class Loop:
         if validation_averaged:
             step.averaged()  # raises where there are none
         training = passes.training(data, class_weight, steps=steps_per_epoch, carry_on=True)
-        given = validation_steps, validation_freq, validate_every, validation_averaged
-        validation = Validation(self.strategy, validation_data, *given)
-        asked = {"epochs": epochs, "class_weight": class_weight, **validation.asked}
+        validation = Validation(
+            self.strategy, validation_data, validation_steps, validation_freq, validate_every, validation_averaged
+        )
         report = Report(throughput=Throughput(warm=self._warm), seed=seed)
         model.stop_training = False
         if self._restored is None:
             self.position = Position(epoch=initial_epoch, steps=self.position.steps)
-        hooks = callback_list(self, model, callbacks, history=True, verbose=verbose, **training.asked, **asked)
+        hooks = callback_list(
+            self,
+            model,
+            callbacks,
+            history=True,
+            verbose=verbose,
+            epochs=epochs,
+            steps=training.steps,
+            global_batch_size=training.global_batch_size,
+            class_weight=class_weight,
+            **validation.asked,
+        )
         self._data = training
         if not self._told_where and verbosity(verbose) and is_chief(self.strategy):
             print(chosen(self.strategy), flush=True)
@@ -270,7 +278,6 @@ class Loop:
         steps: int | None = None,
         callbacks: Sequence[KerasCallback] | None = None,
         verbose: int | str = 0,
-        **gone: Never,
     ) -> dict[str, float]:
         """Return loss and metrics over the whole data, every example counted once on any number of replicas.
 
@@ -280,7 +287,6 @@ class Loop:
             callbacks: Keras callbacks (`on_test_...`).
             verbose: as in `fit`.
         """
-        refuse("evaluate", gone)
         data = keras_data(self.strategy, data, y, sample_weight, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("evaluate")
@@ -291,7 +297,7 @@ class Loop:
 
     @checks_arguments(StepError)
     @one_at_a_time
-    def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None, **gone: Never) -> Nest:
+    def predict(self, /, data: Any, *, batch_size: int | None = None, steps: int | None = None) -> Nest:
         """Return the model's outputs for all examples, in the data's order, as NumPy arrays [N, ...].
 
         Args:
@@ -301,7 +307,6 @@ class Loop:
             batch_size: of arrays; 32 by default.
             steps: batches to predict; all by default.
         """
-        refuse("predict", gone)
         data = keras_data(self.strategy, data, batch_size=batch_size, steps=steps)
         passes = self._built(data)
         passes.step.require("predict")
@@ -332,17 +337,15 @@ class Loop:
         passes = self._built(data)
         variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy):
+            training = passes.training(data, class_weight, rehearses=True)
             evaluated = data if validation_data is None else validation_data
-            passes.rehearse(passes.training(data, class_weight, rehearses=True), self._whole_of("evaluate", evaluated))
+            passes.rehearse(training, self._whole(evaluated) if passes.step.can("evaluate") else None)
         self._warm = True
 
     @one_at_a_time
-    def traced(self, data: Data, *, validation_data: Data | None = None, also: Sequence[str] = _ALSO) -> list[Traced]:
-        """Trace the functions that `fit` and those in `also` would call, and run none; see `mk.checks.on_devices`."""
-        passes = self._built(data)
-        evaluated = data if validation_data is None else validation_data
-        others = [self._whole_of(what, evaluated) if what in also else None for what in _ALSO]
-        return list(passes.traced(self._whole(data), *others))
+    def traced(self, data: Data) -> ConcreteFunction:
+        """Trace the function that `fit` would call for whole batches, and do not run it; see `mk.checks.on_devices`."""
+        return self._built(data).traced(self._whole(data))
 
     @checks_arguments(StepError)
     @one_at_a_time
@@ -382,10 +385,6 @@ class Loop:
         data = self._data.epoch(epoch, start=batch)
         return Replay(self.strategy, passes.step, passes.calls, data)
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what to use in place of methods of Keras's models that a loop has not."""
-        raise not_here(name)
-
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback of any worker wants calls of one step."""
         if self._steps_per_call != "auto":
@@ -393,10 +392,6 @@ class Loop:
         acting = some_act_on_batches(self.strategy, callbacks, tell=not self._told_of_hooks)
         self._told_of_hooks |= acting
         return acting and not is_parameter_server(self.strategy)
-
-    def _whole_of(self, what: Need, data: Data) -> Input | None:
-        """Return what a rehearsal evaluates or predicts; None where the step cannot."""
-        return self._whole(data) if self._built().step.can(what) else None
 
     def _whole(self, data: Data) -> Input:
         return Input(self.strategy, data, rehearses=True)

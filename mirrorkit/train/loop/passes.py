@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import Batch, ConcreteFunction, KerasCallback, Nest, Spec
+from mirrorkit._types import Batch, ConcreteFunction, KerasCallback, Nest
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import is_parameter_server, num_workers, require_same
 from mirrorkit.train.callback import call_periods, tell_non_finite
@@ -20,7 +20,6 @@ from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.first_batch.later import LaterChecks
-from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import agree_to_stop, leave_on_signal
 from mirrorkit.train.loop.finite import FiniteWatch
@@ -33,14 +32,6 @@ from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import unchanged
 
 _EXAMPLES = 0  # index into a step's totals
-
-
-class Traced(NamedTuple):
-    """A compiled function of a loop that was not run."""
-
-    what: str  # "train", "evaluate" or "predict", and whether it is for a smaller batch at the end of an epoch
-    function: ConcreteFunction
-    data: EpochIterator | None  # whose source is its first argument; None for "predict", which takes a batch
 
 
 class Passes:
@@ -178,16 +169,8 @@ class Passes:
         return logs
 
     def predict(self, data: Input) -> Iterator[Nest]:
-        """Yield the outputs for all the data, a part for each replica and batch, in order."""
-        check = first_batch_check(self.step, "predict")
-
-        def checked() -> Iterator[tuple[Batch, int | None]]:
-            for number, (batch, size) in enumerate(data.batches()):
-                if number == 0 and check is not None:
-                    check(batch)
-                yield batch, size
-
-        yield from self.calls.predictions(checked())
+        """Return the outputs for all the data, a part for each replica and batch, in order."""
+        return self.calls.predictions(data.batches(first_batch_check(self.step, "predict")))
 
     def rehearse(self, training: Input, testing: Input | None) -> None:
         """Run every function once or twice, and leave all variables as they were."""
@@ -208,27 +191,17 @@ class Passes:
                 for batches, _ in testing.rehearsals():
                     self.calls.test(batches, self._zeros("test"), 1)
 
-    def traced(self, training: Input, testing: Input | None, predicting: Input | None) -> Iterator[Traced]:
-        """Trace every function without running one."""
+    def traced(self, training: Input) -> ConcreteFunction:
+        """Trace the function of whole batches, without running it."""
         self.step.require("train")
         assert not isinstance(self.calls, RemoteCalls)  # under parameter servers the workers trace theirs
-        passes: list[tuple[str, Pass, Input | None, int]] = [
-            ("train", "train", training, self.step.accumulate),
-            ("evaluate", "test", testing, 1),
-        ]
-        for name, what, data, accumulate in passes:
-            if data is not None:
-                self.step.prepare(data.element_spec, what)
-                names = iter([name, f"{name}, smaller batch"])
-                for batches, steps in data.rehearsals(accumulate):
-                    for function in self.calls.functions(what, batches, steps):
-                        yield Traced(next(names), function, batches)
-        if predicting is not None:
-            spec = _of_full_batches(predicting)
-            yield Traced("predict", self.calls.predict_function(spec), None)
+        self.step.prepare(training.element_spec)
+        batches, steps = next(training.rehearsals(self.step.accumulate))
+        return next(self.calls.functions("train", batches, steps))
 
     def _check_labels(self, data: Input) -> None:
-        if (labels := data.unchecked_labels()) is not None:
+        labels, data.unchecked_labels = data.unchecked_labels, None
+        if labels is not None:
             self.step.check_labels(labels)
 
     def _until_wanted(self, steps: int, done: int, every: list[int]) -> int:
@@ -270,15 +243,3 @@ def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallba
     tell_non_finite(callbacks, error)
     if not any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks):
         raise error
-
-
-def _of_full_batches(data: Input) -> Spec:
-    """Return the spec of a batch of the usual size, which `predict` meets first, so that it is traced for that."""
-    return tf.nest.map_structure(
-        lambda spec: (
-            tf.TensorSpec([data.global_batch_size, *spec.shape[1:]], spec.dtype)
-            if isinstance(spec, tf.TensorSpec) and spec.shape.rank
-            else spec
-        ),
-        data.element_spec,
-    )

@@ -24,13 +24,14 @@ def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: Cal
     and so is what they remember. A run that goes on from there keeps the restored values: written twice, the rate
     would be a quarter.
     """
-    restored, is_within = Snapshot(), position.batch > 0
-    restored.add(step.variables if is_within else [])
-    kept = states.kept() if is_within else None
+    if not position.batch:
+        hooks.on_epoch_begin(position.epoch)
+        return
+    restored, kept = Snapshot(), states.kept()
+    restored.add(step.variables)
     hooks.on_epoch_begin(position.epoch)
     restored.put_back()
-    if kept is not None:
-        states.put_back(kept)
+    states.put_back(kept)
 
 
 def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:

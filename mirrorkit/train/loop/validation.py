@@ -42,8 +42,7 @@ class Validation:
         """What all workers must ask for."""
         if self._data is None:
             return {}
-        found = self._epochs, self._data.global_batch_size, self._data.steps
-        return {"validation": found if self.every is None else (*found, self.every)}
+        return {"validation": (self._epochs, self._data.global_batch_size, self._data.steps, self.every)}
 
     def comes_after(self, epoch: int) -> bool:
         """Whether one comes at the end of an epoch, counted from 0."""

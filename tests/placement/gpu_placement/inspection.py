@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,8 +15,9 @@ from gpu_placement.report import CallPlacement, Placement
 from gpu_placement.tally import HOST_PLACE
 from mirrorkit import strategy as _strategy
 from mirrorkit.checks.by_device import by_kind
+from mirrorkit.data import HOST
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train import EpochIterator, Loop, Step
+from mirrorkit.train import EpochIterator, Input, Loop, Step
 from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.reduce import xla
 from mirrorkit.variables import copies, unchanged
@@ -50,7 +51,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None) -> Placement:
     """Inspect what a loop under a strategy on GPUs would call; see `placement`."""
     names = [_name(device) for device in replica_devices(loop.strategy)]
     replicas = len(names)
-    traced = loop.traced(data, validation_data=validation_data)
+    traced = list(_traced(loop, data, data if validation_data is None else validation_data))
     memory, resources = memory_of(loop.step, names)  # now, since sums to accumulate are made when they are traced
     calls = []
     for what, function, stream in traced:
@@ -59,7 +60,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None) -> Placement:
         size = getattr(read, "global_batch_size", None) or _SIZE * replicas
         found = walk(
             function,
-            HOST_PLACE if stream is None else [_name(device) for device in tf.nest.flatten(stream.devices)],
+            HOST_PLACE if stream is None else [_name(device) for device in _devices(stream, loop.strategy)],
             resources=resources,
             unknown_size=-(-size // replicas),
             has_loop=stream is not None,
@@ -71,6 +72,43 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None) -> Placement:
             for name, arrays in zip(names, stream.source["arrays"], strict=False):
                 memory[name]["data"] = sum(map(bytes_of, tf.nest.flatten(arrays)))
     return Placement(names, calls, memory)
+
+
+def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, EpochIterator | None]]:
+    """Trace each function that a loop would call; yield its name, it, and the data whose source it takes, if any."""
+    passes = loop._built(data)
+    step = passes.step
+    for name, what, used, accumulate in [("train", "train", data, step.accumulate), ("evaluate", "test", evaluated, 1)]:
+        if what == "test" and not step.can("evaluate"):
+            continue
+        inputs = Input(loop.strategy, used, rehearses=True)
+        step.prepare(inputs.element_spec, what)
+        names = iter([name, f"{name}, smaller batch"])
+        for batches, steps in inputs.rehearsals(accumulate):
+            for function in passes.calls.functions(what, batches, steps):
+                yield next(names), function, batches
+    if step.can("predict"):
+        inputs = Input(loop.strategy, evaluated, rehearses=True)
+
+        def full(spec: Any) -> Any:
+            """Return the spec of a batch of the usual size, which `predict` meets first."""
+            has_rows = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+            return tf.TensorSpec([inputs.global_batch_size, *spec.shape[1:]], spec.dtype) if has_rows else spec
+
+        specs = tf.nest.map_structure(full, inputs.element_spec)
+        yield "predict", passes.calls.predict_function(specs), None
+
+
+def _devices(stream: EpochIterator, strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the devices that hold the parts of a source: only what a device gathers from lies on it."""
+    if not isinstance(stream, ResidentIterator):
+        return [HOST]
+
+    def of(device: str) -> Any:
+        return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, stream._data.rows)
+
+    arrays = [of(device) for device in replica_devices(strategy)]
+    return list(tf.nest.flatten({"arrays": arrays, "order": HOST, "epoch": HOST}))
 
 
 def _batch_bytes(stream: EpochIterator | None, signature: Any, size: int) -> int:

@@ -82,27 +82,3 @@ def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"\[None, 5, 2\] .*\[None, 7, 2\]"):
         loop.predict(data)
     assert loop.predict(data.skip(1).take(1)).shape == (8, 7, 2)
-
-
-# --- what Keras's models have and a Loop has not: what to use comes in place of Python's error
-
-
-X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-
-
-@pytest.mark.parametrize(("option", "match"), [("workers", "tf.data"), ("max_queue_size", "tf.data")])
-def test_arguments_that_are_gone(option: str, match: str, line: Any) -> None:
-    with pytest.raises(StepError, match=rf"{option}\. {match}"):
-        line.fit(plain_dataset(X, Y, batch=4), **{option: 2})
-
-
-def test_other_arguments_are_left_to_python(line: Any) -> None:
-    with pytest.raises(TypeError, match="'Y'"):
-        line.fit(X, Y=Y)
-
-
-def test_methods_that_a_loop_has_not(line: Any) -> None:
-    with pytest.raises(AttributeError, match=r"train_on_batch.*step\.compute"):
-        line.train_on_batch(X, Y)
-    with pytest.raises(AttributeError, match="'fits'"):
-        line.fits(X)
