@@ -28,4 +28,4 @@ def require_writable(callbacks: Sequence[Any]) -> None:
             if isinstance(callback, kind):
                 # CSVLogger closes its file as only Python's own can be closed.
                 schemes = [] if kind is keras.callbacks.CSVLogger else tf.io.gfile.get_registered_schemes()
-                require_local(type(callback).__name__, getattr(callback, attribute), schemes=schemes, cure=_CURE)
+                require_local(type(callback).__name__, getattr(callback, attribute, ""), schemes=schemes, cure=_CURE)
