@@ -31,12 +31,13 @@ class Numbered(PreparedRecipe):
 
     def order(self, epoch: int) -> np.ndarray:
         """The numbers of the examples in the order of `epoch`, counted as they lie, int64 [N]."""
-        key, count = [self.seed, epoch], self.num_examples
+        count = self.num_examples
         if self.weights is None:
-            return order_of(count, shuffle=self.shuffle, key=key)
+            return order_of(count, shuffle=self.shuffle, key=[self.seed, epoch])
         if not self.shuffle:
             return np.arange(count) % self._size
-        return drawn(self.weights, count, replacement=self.replacement, rng=np.random.default_rng(key))
+        rng = np.random.default_rng((self.seed, epoch))
+        return drawn(self.weights, count, replacement=self.replacement, rng=rng)
 
     @property
     def weights_digest(self) -> str | None:

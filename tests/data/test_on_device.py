@@ -64,19 +64,16 @@ def test_arrays_come_as_they_are(replicas: int, dtype: tf.DType, strategy_of: An
             np.testing.assert_array_equal(one, other)
 
 
-def test_the_stream_tells_where_its_parts_lie(strategy_of: Any, many_dtypes: Any) -> None:
+def test_each_part_lies_where_it_is_used(strategy_of: Any, many_dtypes: Any) -> None:
     from mirrorkit.train.input.input import Input
 
     strategy = strategy_of("mirrored", 2)
     stream = Input(strategy, mk.data.resident(many_dtypes, global_batch_size=12)).epoch(0)
-    tf.nest.assert_same_structure(stream.source, stream.devices)
-    assert stream.devices["order"] == "/device:CPU:0"
-    assert stream.devices["epoch"] == "/device:CPU:0"
-    parts = zip(stream.source["arrays"], stream.devices["arrays"], strategy.extended.worker_devices, strict=True)
-    for arrays, devices, device in parts:
-        for array, where in zip(tf.nest.flatten(arrays), tf.nest.flatten(devices), strict=True):
-            assert where == ("/device:CPU:0" if array.dtype == tf.int32 else device)
-            assert array.device.endswith(where)
+    assert stream.source["order"].device.endswith("/device:CPU:0")
+    assert stream.source["epoch"].device.endswith("/device:CPU:0")
+    for arrays, device in zip(stream.source["arrays"], strategy.extended.worker_devices, strict=True):
+        for array in tf.nest.flatten(arrays):
+            assert array.device.endswith("/device:CPU:0" if array.dtype == tf.int32 else device)
     one, other = (arrays[1]["ids"] for arrays in stream.source["arrays"])
     assert one is other  # the host needs no copy for each replica
 
