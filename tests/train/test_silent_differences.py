@@ -127,7 +127,7 @@ def _masked_and_added() -> Any:
 
 
 @needs_keras((3, 14), "an activity regulariser that is a mean over the rows")
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
 def test_a_masked_loss_beside_one_that_layers_add(where: Any, make_loop: Any) -> None:
     tokens, y = _sentences()
     loop = make_loop(where, _masked_and_added, accumulate=2, loss_scale=64.0)

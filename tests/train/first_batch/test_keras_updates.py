@@ -73,7 +73,7 @@ def test_an_optimizer_that_its_configuration_does_not_make_again_is_not_compared
     assert "ByRank could not be compared with its apply_gradients" in caplog.text
 
 
-@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
 def test_an_optimizer_of_the_users_own(where: Any, make_loop: Any) -> None:
     data = mk.data.batches(mk.data.arrays(X, NUMBERS), global_batch_size=4)
     make_loop(where, _net, lambda: Momentum(0.1)).fit(data, verbose=0)

@@ -108,7 +108,7 @@ def assert_equal(some: Any, others: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-FAST = {"build, to no effect", "a head of the training"}
+FAST = {"build, to no effect"}
 
 
 @pytest.mark.filterwarnings("ignore:`build")

@@ -115,6 +115,7 @@ PLACES = {  # the hook, the steps that are done, what happens there; after how m
     "killed after it": ("on_train_batch_end", 7, interrupt, "epoch"),
     "in the step before it": ("on_train_batch_begin", 3, send_sigterm, 2),
 }
+FAST = ("killed after it", "in the step before it")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,9 @@ def unbroken() -> list[Any]:
     return []
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [*FAST, *(pytest.param(one, marks=pytest.mark.slow) for one in PLACES if one not in FAST)]
+)
 def test_a_validation_is_neither_lost_nor_made_twice(
     place: str, unbroken: list[Any], line: Any, recipe: Any, validation: Any, tmp_path: Path
 ) -> None:

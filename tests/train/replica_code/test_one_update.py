@@ -97,7 +97,7 @@ OPTIONS = [
 ]
 CASES = [
     ("one_device", 1, {}),
-    ("central_storage", 2, {}),
+    pytest.param("central_storage", 2, {}, marks=pytest.mark.slow),
     ("mirrored", 2, ALL_AT_ONCE),
     pytest.param("mirrored", 3, {}, marks=pytest.mark.slow),
     *(pytest.param("mirrored", 2, options, marks=pytest.mark.slow) for options in OPTIONS),

@@ -42,7 +42,7 @@ def largest(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(other)), initial=0.0))
 
 
-FAST = [("distillation", 2), ("synchronized", 3), ("in_loops", 3)]
+FAST = [("distillation", 2), ("in_loops", 3)]
 ALL = [*((name, 3) for name in own_models.MODELS), ("wgan", 1), ("wgan", 2), ("tracks", 1), ("late", 1)]
 CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)]
 

@@ -70,7 +70,7 @@ def test_trains_as_keras_does(strategy_of: Any, numbers: Any) -> None:
     ("when", "policy"),
     [
         pytest.param("before fit", "float32", marks=pytest.mark.slow),
-        ("before evaluate", "float32"),
+        pytest.param("before evaluate", "float32", marks=pytest.mark.slow),
         ("between fits", "mixed_float16"),  # `compile` wraps the optimizer
     ],
 )

@@ -40,7 +40,7 @@ def _data(numbers: Any) -> Any:
     return mk.data.batches(mk.data.arrays(*numbers), global_batch_size=8)
 
 
-@pytest.mark.parametrize("where", KINDS[1:], ids=str)
+@pytest.mark.parametrize("where", [KINDS[1], pytest.param(KINDS[2], marks=pytest.mark.slow)], ids=str)
 def test_predictions_loss_and_metrics_are_kerass(where: Any, strategy_of: Any, numbers: Any) -> None:
     """With what layers add to the loss; every variable keeps its value."""
     root = keras.metrics.RootMeanSquaredError(name="rmse")
