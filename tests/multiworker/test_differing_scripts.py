@@ -28,7 +28,7 @@ SAYS = {
     "a loss with other code": RESULTS,
     "fewer epochs": FIT + "epochs is 2 on worker 0 and 1 on worker 1.",
     "no validation": FIT
-    + "validation (its frequency, batch size, batches, steps within an epoch) is [1, 16, 4, None] on worker 0 and None on",
+    + "validation (its frequency, batch size, batches, steps within an epoch) is [1, 16, 4, None] on worker 0 and None",
     "weights of its own": "/kernel' has different values on worker 1 than on worker 0, before the first step;",
     "a callback that writes noise": "/kernel' has different values on worker 1 than on worker 0, after epoch 0",
     "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and Loop.fit on worker 1. All of",
