@@ -97,7 +97,7 @@ def of_all_features(page: Path) -> dict[str, Any]:
             kind = line[4:]
         elif line.startswith("| ") and not line.startswith(("| feature ", "| --- ")):
             feature, _, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
-            found = [CELL.fullmatch(cell) for cell in cells]
+            found = [CELL.fullmatch(cell) for cell in cells if cell != "-"]  # of a feature that is not measured there
             if not all(found):
                 raise ValueError(f"{page.name} has a cell that is no difference with its control: {line}")
             numbers = [{key: float(text) for key, text in cell.groupdict().items()} for cell in found]
