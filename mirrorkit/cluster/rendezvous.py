@@ -192,7 +192,9 @@ class _Host:
         if not (isinstance(task, str) and isinstance(hello.get("tasks"), dict)):
             raise messages.NotOurs
         if not signature.fits("guest", message):
-            gave = "no" if message.mac == messages.UNSIGNED else "a wrong" if self.token else "an unexpected"
+            gave = "a wrong" if self.token else "an unexpected"
+            if message.mac == messages.UNSIGNED:
+                gave = "no"
             guest.tell(error=f"{me} says: this task gave {gave} job token. Give all tasks the same {JOB_TOKEN}.")
             raise messages.NotOurs(f"gave {gave} job token ({JOB_TOKEN})")
         guest.signature, guest.is_task = signature, True

@@ -93,7 +93,7 @@ class Batches(OfSplit):
         weights: draw the examples by weights, as for a set in which some classes are rare. Numbers [N], one for each
             example: how often it is drawn beside the others. Or a dict {class: number}: how often an example of the
             class is drawn, however many it has. Or "balanced": all classes equally often. They need not add up to 1.
-            As with `shuffle`, every epoch is drawn anew, as a pure function of (seed, epoch).
+            Each epoch draws other examples, as a pure function of (seed, epoch), whatever `shuffle` says.
         replacement: whether an example may be drawn several times in an epoch.
         examples_per_epoch: how many are drawn; as many as there are by default.
         seed: fixes the orders and the augmentations.

@@ -42,7 +42,8 @@ def read(index: RecordIndex, pieces: Sequence[FileRange]) -> Arrays:
         if len(found) == numbers[:, 2].sum():
             return (found,)
     # One file after the other, so that the error names it.
-    return (np.concatenate([chunk for piece in pieces for chunk in _chunks(index, piece, 1)]),)
+    chunks = itertools.chain.from_iterable(_chunks(index, piece, 1) for piece in pieces)
+    return (np.concatenate(list(chunks)),)
 
 
 def _examples_of(compression: Any, path: Any, offset: Any, buffer: Any) -> tf.data.Dataset:
@@ -70,7 +71,14 @@ def _read(*columns: tf.Tensor) -> tf.Tensor:
 
 def cursor(index: RecordIndex, pieces: Sequence[FileRange], chunk: int) -> Cursor:
     """Return what reads pieces of files that cannot be read from any byte on, so many examples at a time."""
-    return Cursor(pieces, lambda piece: (piece.first, _chunks(index, piece, chunk)), lambda _, examples: (examples,))
+
+    def chunks(piece: FileRange) -> tuple[int, Iterator[np.ndarray]]:
+        return piece.first, _chunks(index, piece, chunk)
+
+    def arrays(file: int, examples: np.ndarray) -> Arrays:
+        return (examples,)
+
+    return Cursor(pieces, chunks, arrays)
 
 
 def as_written(index: RecordIndex, rows: RowRanges, sizes: Sequence[int], start: int) -> Iterator[Arrays]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,27 @@ def example_weights(weights: Any, labels: Any, number: int) -> np.ndarray:
     """
     if isinstance(weights, (str, Mapping)):
         return _by_class(weights, labels)
-    try:
-        found = np.array(weights, np.float64)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"weights must be numbers, found {weights!r}: {error}.") from None
+    found = _numbers(weights)
     if found.shape != (number,):
         raise RecipeError(f"weights has the shape {list(found.shape)}, but there are {number} examples: give one each.")
+    _require_weights(found, range(number))
+    return found / found.max()
+
+
+def _require_weights(found: np.ndarray, names: Sequence[Any]) -> None:
+    """Refuse what are no weights, by the number of the example or by the class."""
     wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
     if len(wrong):
-        raise RecipeError(f"weights[{wrong[0]}] is {found[wrong[0]]}; a weight must be finite, and 0 or more.")
+        raise RecipeError(f"weights[{names[wrong[0]]}] is {found[wrong[0]]}; a weight must be finite, and 0 or more.")
     if not found.any():
         raise RecipeError("All weights are 0, so no example can be drawn. Give at least one a weight.")
-    return found / found.sum()
+
+
+def _numbers(weights: Any) -> np.ndarray:
+    try:
+        return np.array(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"weights must be numbers: {error}.") from None
 
 
 def _by_class(weights: str | Mapping[Any, float], labels: Any) -> np.ndarray:
@@ -50,8 +59,10 @@ def _by_class(weights: str | Mapping[Any, float], labels: Any) -> np.ndarray:
     missing = [one for one in classes.tolist() if one not in of_classes]
     if missing:
         raise RecipeError(f"weights has none for the class {missing[0]}. Give it one, or 0 to leave it out.")
-    shares = np.array([of_classes[one] for one in classes.tolist()], np.float64)
-    return example_weights((shares / counts)[places], None, len(labels))
+    shares = _numbers([of_classes[one] for one in classes.tolist()])
+    _require_weights(shares, classes.tolist())
+    found: np.ndarray = (shares / counts)[places]
+    return found / found.max()
 
 
 def drawn(weights: np.ndarray, count: int, *, replacement: bool, rng: np.random.Generator) -> np.ndarray:

@@ -59,8 +59,11 @@ def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
     """Return "host:port" of every worker by its name, in their order; empty under a strategy of one process."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return {}
-    jobs = [job for job in ("chief", "worker") if job in cluster_spec(strategy).jobs]
-    return {task: address for job in jobs for task, address in task_addresses(strategy, job).items()}
+    found: dict[str, str] = {}
+    for job in ("chief", "worker"):
+        if job in cluster_spec(strategy).jobs:
+            found |= task_addresses(strategy, job)
+    return found
 
 
 def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:

@@ -79,6 +79,8 @@ def test_all_that_read_by_number_draw_the_same(tmp_path):
         ({"weights": np.zeros(100)}, "All weights are 0"),
         ({"weights": {0: 0, 1: 0, 2: 0}}, "All weights are 0"),
         ({"weights": {0: 1, 2: 1}}, "none for the class 1"),
+        ({"weights": {0: 1, 1: 1, 2: -0.5}}, r"weights\[2\] is -0.5"),
+        ({"weights": {0: 1, 1: "often", 2: 1}}, "must be numbers"),
         ({"weights": "equal"}, "'equal'"),
         ({"weights": ["a"] * 100}, "must be numbers"),
         ({"weights": np.ones(100), "replacement": False, "examples_per_epoch": 101}, "only 100"),

@@ -44,7 +44,10 @@ def called(step: Supervised, x: Nest, *cuts: Sequence[int], training: bool, eage
         return outputs, [value for _, value in added]
 
     def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-        return [part for sizes in cuts for part in in_parts(lambda rows: of_part(weights, state, rows), sizes)]
+        parts: list[Nest] = []
+        for sizes in cuts:
+            parts += in_parts(lambda rows: of_part(weights, state, rows), sizes)
+        return parts
 
     passes = Computed(step, x, training=training)(of_cuts, eager=eager)
     for (outputs, added), (calls, adding) in zip(passes, found, strict=True):

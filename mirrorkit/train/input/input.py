@@ -85,7 +85,8 @@ class Input:
             raise StepError(
                 "The data never ends. Say how many batches to take: steps_per_epoch, validation_steps or steps."
             )
-        self.steps: int | None = min(filter(None, (steps, source.steps)), default=None)
+        given = [number for number in (steps, source.steps) if number is not None]
+        self.steps: int | None = min(given, default=None)
         # Of how many examples, in which batches, in which order; see `Position`.
         self.num_examples, self.order, self.order_version = source.num_examples, source.order, source.order_version
         self.global_batch_size = source.global_batch_size

@@ -89,7 +89,11 @@ def callback_list(
     if history and num_workers(loop.strategy) > 1:
         # A callback that waits for the other workers' would wait for ever where one of them has none.
         waiting = ", ".join(filter(None, map(_collective, given))) or "none"
-        require_same(loop.strategy, "callbacks", {"the list of those that know the loop": waiting})
+        require_same(
+            loop.strategy,
+            "callbacks",
+            {"the list of those that know the loop (not those with chief_only = True)": waiting},
+        )
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     if history:
