@@ -88,16 +88,18 @@ class Fetcher:
 
     def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         assert self._arrays is not None
-        first, end = int(numbers[0]), int(numbers[-1]) + 1
-        wanted = slice(first, end) if end - first == len(numbers) else numbers
+        is_new = np.append(True, numbers[1:] != numbers[:-1])  # of weighted draws some come several times
+        each = numbers[is_new]
+        first, end = int(each[0]), int(each[-1]) + 1
+        wanted = slice(first, end) if end - first == len(each) else each
         for array, leaf, form in zip(self._arrays, out, flat(self.form), strict=True):
-            read = self._together(numbers.tolist(), functools.partial(_read, array, wanted))
-            if (read.dtype, read.shape) != (form.dtype, (len(numbers), *form.shape)):
+            read = self._together(each.tolist(), functools.partial(_read, array, wanted))
+            if (read.dtype, read.shape) != (form.dtype, (len(each), *form.shape)):
                 raise DataError(
-                    f"{len(numbers)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
+                    f"{len(each)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
                     "dtype and shape must not change."
                 )
-            leaf[rows] = read
+            leaf[rows] = read if len(each) == len(numbers) else read[np.cumsum(is_new) - 1]
 
     def _together(self, numbers: list[int], fetch: Callable[[], Any]) -> Any:
         """Fetch several items at once; where that fails, find out by which of them."""

@@ -61,6 +61,39 @@ def test_an_epoch_has_as_many_examples_as_was_said_on_any_number_of_workers(exam
     assert recipe.element_spec[0].shape[1:] == (1,)
 
 
+def test_unshuffled_an_epoch_that_is_longer_than_the_set_begins_it_again():
+    recipe = data.batches(SPLIT, global_batch_size=120, weights="balanced", examples_per_epoch=250)
+    assert order_of(recipe.as_written()) == [*range(100), *range(100), *range(50)]
+
+
+def test_a_batch_may_be_larger_than_the_set():
+    options = {
+        "global_batch_size": 40,
+        "examples_per_epoch": 80,
+        "weights": np.ones(30),
+        "map": lambda x, y: (x + 1, y),
+    }
+    items = [(np.array([number]), np.int64(0)) for number in range(30)]
+    for make, given in (
+        (data.batches, numbered(30)),
+        (data.source, numbered(30).as_element()),
+        (data.source, items),
+    ):
+        recipe = make(given, **options)
+        assert order_of(recipe) == [number + 1 for number in recipe.order(0)]
+
+
+def test_other_weights_are_told_apart():
+    def digest(weights: Any, **options: Any) -> Any:
+        return data.batches(
+            SPLIT, global_batch_size=20, examples_per_epoch=20, weights=weights, **options
+        ).weights_digest
+
+    assert digest("balanced") == digest({0: 2, 1: 2, 2: 2})
+    assert len({digest("balanced"), digest({0: 1, 1: 2, 2: 3}), digest("balanced", replacement=False)}) == 3
+    assert data.batches(SPLIT, global_batch_size=20).weights_digest is None
+
+
 def test_all_that_read_by_number_draw_the_same(tmp_path):
     weights = np.linspace(0, 1, 30)
     options = {"global_batch_size": 8, "weights": weights, "examples_per_epoch": 50, "seed": 1}
