@@ -157,6 +157,26 @@ def test_models(net: Any, options: dict[str, Any], words: str, make_loop: Any) -
         make_loop(("one_device", 1), net, **options)
 
 
+class Twice(keras.Sequential):  # type: ignore[name-defined, misc]
+    """Its step makes two updates, so that each replica runs it with its own variables."""
+
+    def train_step(self, data: Any) -> Any:
+        for _ in range(2):
+            logs = super().train_step(data)
+        return logs
+
+
+def test_float8_in_a_step_with_several_updates(strategy_of: Any) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        model = Twice([keras.Input((16,)), L.Dense(16, name="narrow")])
+        model.layers[0].quantize("float8")
+        model.compile(o.SGD(0.1), "mse", jit_compile=False)
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    with pytest.raises(StepError, match=r"narrow/\w+' .*mixed_bfloat16"):
+        loop.fit(plain_dataset(np.zeros((40, 16)), np.zeros((40, 16)), batch=20), verbose=0)
+
+
 def test_a_step_of_another_strategy_and_the_optimizer_of_another_model(make_loop: Any, strategy_of: Any) -> None:
     loop = make_loop(("mirrored", 2), _net)
     with pytest.raises(StepError, match="built for another strategy"):

@@ -99,6 +99,8 @@ def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *
     scope = ambient.scope
     if scope.is_pure:
         scope.minimized, sources = target, scope.sources(sources)
+        if not scope.differentiates:
+            return tf.nest.map_structure(tf.zeros_like, sources)
         if scope.means:
             scope.separate(target, sources)
     return original(tape, target, sources, *args, **options)

@@ -59,6 +59,7 @@ class OwnStep:
         *,
         scale: tf.Tensor | None = None,
         is_part: bool = False,
+        differentiates: bool = True,
     ) -> Ran:
         """Run a step with these values in place of the model's variables.
 
@@ -67,7 +68,7 @@ class OwnStep:
             values: of the variables.
             data: what the step is given: one replica's rows.
             share: what these are of the batch.
-            scale, is_part: see `PureScope`.
+            scale, is_part, differentiates: see `PureScope`.
         """
         model, step = self.model, step_of(self.model, what)
         weights = list(zip(model.trainable_variables, values.weights, strict=True))
@@ -84,6 +85,7 @@ class OwnStep:
             gather=ambient.gather if ambient.draws else None,
             separates=self.separates and not (tf.executing_eagerly() or ambient.draws),
             by_user=self.by_user,
+            differentiates=differentiates,
         )
         # A summary keeps a user's step from being a function; of a layer's, a warning tells.
         summaries = scope.summaries if self.by_user else None
@@ -128,7 +130,7 @@ class OwnStep:
             share = Share(0, self.replicas, count, count, 1.0, lambda: tf.zeros([2], tf.int64))
             try:
                 with tf.GradientTape() as tape:
-                    ran = self.run(what, values, placeholders(spec), share)
+                    ran = self.run(what, values, placeholders(spec), share, differentiates=self.by_user)
             except Exception as error:  # the user's own, or of what takes real variables
                 text = str(error).partition("\n")[0]
                 why = f"it raised {type(error).__name__} as a function of values: {text}"
@@ -221,7 +223,7 @@ def _require_own_variables(
 
 
 def _require_sums(model: KerasModel, values: Values, ran: Ran) -> None:
-    if some_follow(_tensors([ran.gradients, ran.state]), values.metrics):
+    if some_follow(_tensors([ran.gradients, ran.scope.minimized, ran.state]), values.metrics):
         raise NotAFunction("it computes with what a metric has counted")
     for variable, old, new in zip(metric_variables(model), values.metrics, ran.metrics, strict=True):
         if not _adds_to(new, old, values.metrics):

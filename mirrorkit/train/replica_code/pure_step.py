@@ -68,6 +68,7 @@ class PureScope(ShareScope, Scope):
         gather: what gathers the rows of parts that are computed one after the other, in a check; else None.
         separates: whether gradients of means over something else than rows are kept apart, since several batches make
             an update.
+        differentiates: whether gradients are taken; else they are zeros.
 
     Attributes:
         applied: what the one update was given.
@@ -92,10 +93,12 @@ class PureScope(ShareScope, Scope):
         gather: Gather | None,
         separates: bool,
         by_user: bool,
+        differentiates: bool,
     ) -> None:
         ShareScope.__init__(self, share, by_user)
         Scope.__init__(self, [*weights, *others])
         self.scale, self.is_part, self.separates = scale, is_part, separates
+        self.differentiates = differentiates
         self.applied: Applied | None = None
         self.asks = self.is_scaled = False
         self.at_update = 0

@@ -32,7 +32,7 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
                 f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
                 "Input, or call it once on a batch in the strategy's scope."
             )
-    check_stateless(model)
+    check_layers(model)
     for layer in layers_of(model) if trains else []:
         if getattr(layer, "variable_dtype", None) == "float16":
             raise StepError(
@@ -43,13 +43,6 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
             raise StepError(
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
                 'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
-            )
-    for variable in model.trainable_variables:  # float8's scales and maxima, say, cannot be added up
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise StepError(
-                f"The variable {variable.path!r} takes its gradient for its new value (overwrite_with_gradient, as in "
-                "float8 training); sums over replicas would not be that value. Use "
-                'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
     if not trains or model.trainable_variables:
         return
@@ -63,13 +56,20 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
     )
 
 
-def check_stateless(model: KerasModel) -> None:
-    """Refuse recurrent layers with `stateful=True`."""
+def check_layers(model: KerasModel) -> None:
+    """Refuse recurrent layers with `stateful=True`, and float8 training."""
     for layer in layers_of(model):
         if getattr(layer, "stateful", False):
             raise StepError(
                 f"The layer {layer.name!r} has stateful=True: it keeps a state for each row of a batch for the next "
                 "batch, and replicas do not keep the rows apart. Create it without stateful=True."
+            )
+    for variable in model.trainable_variables:  # float8's scales and maxima, say, cannot be added up
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise StepError(
+                f"The variable {variable.path!r} takes its gradient for its new value (overwrite_with_gradient, as in "
+                "float8 training); sums over replicas would not be that value. Use "
+                'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
 
 

@@ -173,6 +173,11 @@ class Functions:
         """Keep the facts of a trace; refuse one of a training that finds others than earlier ones."""
         facts = TraceFacts.of(sums, self.shapes)
         if what == "train":
+            if not facts.weights:
+                raise StepError(
+                    f"The loss of {self._model.name!r} gives no gradient to any of its weights, so there is nothing to "
+                    "train: look for a stop_gradient, a comparison or a conversion to integers or NumPy in it."
+                )
             self.facts_of.setdefault(what, facts).require_same(facts)
         self.facts_of[what] = facts
 

@@ -38,7 +38,7 @@ from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, name
 from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.data import check_tensors
-from mirrorkit.train.requirements.model import check_same_trainable, check_stateless, check_variables, trainable_of
+from mirrorkit.train.requirements.model import check_layers, check_same_trainable, check_variables, trainable_of
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.clock import Clock
@@ -66,7 +66,7 @@ class KerasStep(LoopStep):
         options: Options,
         only_for: Spec,
     ) -> None:
-        check_stateless(model)
+        check_layers(model)
         check_variables(strategy, model.variables)
         require_same(
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
