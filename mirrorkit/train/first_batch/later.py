@@ -12,7 +12,6 @@ from mirrorkit._types import Batch
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief
 from mirrorkit.train.first_batch.check import first_batch_check
-from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
 _SECONDS, _SHARE = 5.0, 0.01  # all later checks together: seconds, or a share of the training time if that is more
@@ -40,9 +39,8 @@ class LaterChecks:
 
     def note(self, seconds: float) -> None:
         """Take in how long a call took; after the first one, remember what callbacks may change."""
-        if self._check and not self._trained and isinstance(self._step, Supervised):
-            read = self._step.functions.only_read
-            self._switches = [_Switch(one) for one in read if np.prod(one.shape) <= _SMALL]
+        if self._check and not self._trained:
+            self._switches = [_Switch(one) for one in self._step.only_read if np.prod(one.shape) <= _SMALL]
         self._trained += seconds
 
     def is_due(self, steps: int) -> bool:

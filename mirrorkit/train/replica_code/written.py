@@ -1,8 +1,8 @@
-"""The `tf.Variable`s of a model, of which Keras knows nothing, and which of them its own step writes."""
+"""What a model's own step reads and writes, also of the `tf.Variable`s of which Keras knows nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -36,12 +36,9 @@ def written_variables(
     """Return which of the `plain` variables a step writes; refuse one that writes any that is not `known` either."""
     owners = {id(copy.handle): variable for variable in (*known, *plain) for copy in copies(variable)}
     keras_own = set(map(id, known))
-    inside = {id(outer): inner for outer, inner in traced.graph.captures}
     found: dict[int, tf.Variable] = {}
-    for variable in traced.graph.variables:
+    for variable in _captured(traced, read_only=False):
         handle = id(variable.handle)
-        if handle not in inside or all(op.type in _READING for op in inside[handle].consumers()):
-            continue
         if handle not in owners:
             raise StepError(
                 f"The model's train_step writes the variable {path(variable)!r}, which is not part of the model: "
@@ -51,6 +48,20 @@ def written_variables(
         if id(owners[handle]) not in keras_own:
             found[id(owners[handle])] = owners[handle]
     return list(found.values())
+
+
+def read_variables(traced: ConcreteFunction, updated: Sequence[Variable]) -> list[tf.Variable]:
+    """Return the variables that a step reads and does not write, but for those that its optimizers update."""
+    handles = {id(copy.handle) for variable in updated for copy in copies(variable)}
+    return [variable for variable in _captured(traced, read_only=True) if id(variable.handle) not in handles]
+
+
+def _captured(traced: ConcreteFunction, *, read_only: bool) -> Iterator[tf.Variable]:
+    inside = {id(outer): inner for outer, inner in traced.graph.captures}
+    for variable in traced.graph.variables:
+        handle = inside.get(id(variable.handle))
+        if handle is not None and all(op.type in _READING for op in handle.consumers()) == read_only:
+            yield variable
 
 
 def require_not_read_again(traced: ConcreteFunction, variables: Sequence[tf.Variable], rows: int) -> None:

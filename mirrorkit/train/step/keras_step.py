@@ -35,7 +35,12 @@ from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
-from mirrorkit.train.replica_code.written import plain_variables, require_not_read_again, written_variables
+from mirrorkit.train.replica_code.written import (
+    plain_variables,
+    read_variables,
+    require_not_read_again,
+    written_variables,
+)
 from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import check_layers, check_same_trainable, check_variables, trainable_of
@@ -78,6 +83,7 @@ class KerasStep(LoopStep):
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
+        self._only_read: list[tf.Variable] = []
         self._updates: dict[tuple[int, ...], TraceOnce] = {}
         self._transforms: dict[int, Transforms] = {}  # by the id of the optimizer
         self._names: dict[Pass, list[str]] = {}  # of the logs
@@ -99,6 +105,11 @@ class KerasStep(LoopStep):
             *(self._steps, self._seed, *self._logs.values()),
         ]
         return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def only_read(self) -> Sequence[Variable]:
+        """See `LoopStep`."""
+        return self._only_read
 
     @property
     def saved_variables(self) -> list[Variable]:
@@ -151,6 +162,10 @@ class KerasStep(LoopStep):
         if self.strategy.num_replicas_in_sync > 1:
             require_not_read_again(traced, [*self._plain, *written], len(tf.nest.flatten(element_spec)))
         self._plain += written
+        if what == "train":
+            # An update writes all that belongs to an optimizer, but for a learning rate that is a number.
+            rates = {id(optimizer.learning_rate) for optimizer, _ in found.values()}
+            self._only_read = read_variables(traced, [one for one in self._updated if id(one) not in rates])
         check_variables(self.strategy, self.variables)
         self._names[what] = names
         self._trainable = trainable_of(self.model)  # its step may set it itself, the same in each trace

@@ -46,6 +46,11 @@ class LoopStep(Protocol):
     def variables(self) -> list[Variable]:
         """All that it may change."""
 
+    @property
+    def only_read(self) -> Sequence[Variable]:
+        """Variables that training reads and no update writes, but perhaps a callback; known once it was traced."""
+        return ()
+
     def can(self, what: Need) -> bool:
         """Return whether it can do this."""
         try:

@@ -210,6 +210,11 @@ class Supervised(LoopStep):
         return [*losses, *self.totals.described]
 
     @property
+    def only_read(self) -> Sequence[Variable]:
+        """See `LoopStep`."""
+        return self.functions.only_read
+
+    @property
     def modes(self) -> Mapping[str, str]:
         """For each log name "max" or "min", where Keras knows it."""
         return self.totals.modes

@@ -60,7 +60,7 @@ class _CentersLater(L.Layer):  # type: ignore[name-defined]
 
 
 class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
-    """A train_step of its own, which minimizes a mean over the rows, and after some steps perhaps the maximum."""
+    """A train_step of its own: it minimizes a mean over the rows; after some steps, or at a low rate, the maximum."""
 
     def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
     def train_step(self, data: Any) -> Any:
         x, y = data
         for _ in range(2):
-            is_late = self.optimizer.iterations >= 2 * self.largest_after
+            is_late = (self.optimizer.iterations >= 2 * self.largest_after) | (self.optimizer.learning_rate < 0.005)
             with tf.GradientTape() as tape:
                 each = tf.reduce_mean((self.net(x, training=True) - y) ** 2, -1)
                 loss = tf.where(is_late, tf.reduce_max(each), tf.reduce_mean(each))
@@ -258,6 +258,15 @@ def test_calls_of_whole_epochs(make: Any, make_loop: Any) -> None:
     data = make(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
     with pytest.raises(StepError, match=r"At step 12 .*depends on the other examples"):
         loop.fit(data, epochs=9, verbose=0)
+
+
+@pytest.mark.parametrize("switched", ["a layer", "the learning rate"])
+def test_a_callback_switches_what_a_step_with_two_updates_reads(switched: str, strategy_of: Any) -> None:
+    layer = _Centers()
+    loop = _loop_of(strategy_of(*TWO), layers=lambda: [layer])
+    switch, value = (layer.share, 1.0) if switched == "a layer" else (loop.step.model.optimizer.learning_rate, 0.001)
+    with pytest.raises(StepError, match=r"At step 4 .* the check at step 0 .*does not mean the same on shares"):
+        loop.fit(ENDLESS, steps_per_epoch=9, callbacks=[_SwitchOn(switch, value, number=3)], verbose=0)
 
 
 @pytest.mark.slow
