@@ -15,7 +15,6 @@ from mirrorkit.checks import nan_watch
 from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 EXAMPLES, BATCH = 60, 6
 X = np.random.default_rng(0).uniform(1, 2, (EXAMPLES, 4)).astype("float32")

@@ -11,8 +11,6 @@ import pytest
 from corpus import ENTRIES, KINDS, Cell, References, cells, here
 from entries import ONE, TWO, WORKERS
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 SAMPLE = [
     "linear regression",
     "CNN, plain BatchNorm",

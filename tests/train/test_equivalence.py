@@ -16,9 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.train.callback import LoopCallback, call_periods
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
 L = keras.layers
 
 

@@ -17,8 +17,6 @@ from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.variables import require_same
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 @pytest.mark.parametrize(
     ("every", "keep", "expected"),

@@ -16,7 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.variables import path
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 L = keras.layers
 
 

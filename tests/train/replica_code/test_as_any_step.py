@@ -17,8 +17,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.variables import copies, path
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 def _dataset(rows: int = 50) -> Any:
     return plain_dataset(*own_models.data(rows), batch=16)

@@ -16,8 +16,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 def _dataset() -> Any:
     return plain_dataset(*own_models.data(48), batch=16)

@@ -15,7 +15,6 @@ from mirrorkit.errors import StepError
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(26, 4)).astype("float32") + 1
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Remembers(L.Layer):

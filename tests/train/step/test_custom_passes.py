@@ -15,7 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:

@@ -14,8 +14,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError, StepError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 @pytest.fixture
 def line(strategy_of: Any) -> mk.train.Loop:

@@ -23,9 +23,6 @@ from mirrorkit.train.step import facts as facts_
 from mirrorkit.train.step.facts import ShardSums
 from mirrorkit.train.totals.totals import FIXED
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
 L = keras.layers
 
 

@@ -15,8 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit.data import bounds
 from mirrorkit.train.step.global_batch import some_is_empty
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 def test_each_row_belongs_to_one_replica(replicas: int) -> None:

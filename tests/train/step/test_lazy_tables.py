@@ -15,7 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L, o = keras.layers, keras.optimizers
-pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 _RATE, _BETA_1, _BETA_2, _EPSILON = 0.02, 0.9, 0.999, 1e-7
 

@@ -20,7 +20,6 @@ from mirrorkit._keras import keras
 from mirrorkit.train.step.loss_scale import LossScale
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 _HUGE = 2.0**120
 

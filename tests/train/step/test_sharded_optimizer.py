@@ -20,7 +20,6 @@ from mirrorkit.train.step.sharded_slots import whole_values
 from mirrorkit.variables import copies, is_sharded
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Unused(L.Layer):
