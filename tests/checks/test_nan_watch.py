@@ -54,8 +54,7 @@ def weights(loop: mk.train.Loop) -> list[np.ndarray]:
 
 
 def assert_weights_equal(one: mk.train.Loop, other: mk.train.Loop) -> None:
-    for a, b in zip(weights(one), weights(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(weights(one), weights(other))
 
 
 ONE, TWO = ("one_device", 1), ("mirrored", 2)
