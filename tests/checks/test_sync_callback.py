@@ -13,8 +13,6 @@ from mirrorkit._keras import keras
 from mirrorkit.checks.sync import Replicas
 from mirrorkit.errors import OutOfSyncError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 class Unreduced:
     """A user's step that forgets to reduce: each replica follows its own gradient."""

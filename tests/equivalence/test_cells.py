@@ -20,8 +20,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 _SKIPS = 'loss_scale="dynamic", mixed_float16, overflows'
 # What depends on the other replicas by a mechanism of its own.
 _ON_WORKERS = {

@@ -33,7 +33,6 @@ from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals import totals
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit.train.step.sharded_slots import whole_values
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:A global batch of")]
+pytestmark = pytest.mark.slow
 
 
 def make_loop(strategy: tf.distribute.Strategy, *, sharded: bool) -> mk.train.Loop:

@@ -28,21 +28,6 @@ from mirrorkit._keras import keras
 ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2
 
 
-@pytest.mark.slow  # fast: with a loss function, below; tests/equivalence has others
-@pytest.mark.parametrize(("net", "replicas"), [(cnn, 1), (lstm, 2)])
-def test_weights_are_those_of_one_device(net: Any, replicas: int) -> None:
-    """Validation, predictions and logs too."""
-    found, expected = make_loop(net, halves(replicas), replicas), make_loop(net, None, replicas)
-    histories = [
-        loop.fit(data(net), epochs=2, validation_data=data(net), verbose=0).history for loop in (found, expected)
-    ]
-    assert largest_difference(found, expected) <= ONE_ROUNDING
-    assert histories[0].keys() == histories[1].keys()
-    for name, values in histories[0].items():
-        assert values == pytest.approx(histories[1][name], rel=1e-6)
-    assert np.allclose(found.predict(data(net)), expected.predict(data(net)), atol=1e-6)
-
-
 @pytest.fixture(scope="module")
 def trained() -> mk.train.Loop:
     """Two replicas of two devices, with averages and accumulated batches."""

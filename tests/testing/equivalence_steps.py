@@ -78,14 +78,6 @@ class ForgottenReduction(RightStep):
         return {"loss": strategy.reduce("MEAN", strategy.run(on_replica, args=(sums,)), axis=None)}
 
 
-class LocalClip(RightStep):
-    """Clips the gradient of its share."""
-
-    def compute(self, batch: Any) -> Any:
-        sums = super().compute(batch)
-        return {**sums, "gradients": tf.clip_by_global_norm(sums["gradients"], 4.0)[0]}
-
-
 class LocalState(RightStep):
     """Lists BatchNorm's statistics, which the layer assigns on each replica."""
 

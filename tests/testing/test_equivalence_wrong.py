@@ -12,7 +12,6 @@ import tensorflow as tf
 from equivalence_steps import (
     ForgottenReduction,
     L,
-    LocalClip,
     LocalMean,
     LocalState,
     RightStep,
@@ -49,21 +48,10 @@ def _mean_times(factor: float) -> Callable[[tf.Tensor], tf.Tensor]:
     return loss_of
 
 
-def _mean_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(values) / tf.distribute.get_replica_context().num_replicas_in_sync
-
-
-def _clipping_optimizer() -> Any:
-    return keras.optimizers.SGD(0.05, global_clipnorm=0.5)
-
-
 WEIGHTS = "sequential/dense/kernel, sequential/dense/bias, sequential/last/kernel, sequential/last/bias"
 WRONG = {
     "means over the local batch": lambda: LocalMean(net(), _sgd()),
-    "a norm that is clipped before the reduction": lambda: LocalClip(net(), _sgd()),
-    "an optimizer that clips on each replica": lambda: Tutorial(net(), _clipping_optimizer(), _mean_over_replicas),
     "a gradient twice too large": lambda: Tutorial(net(), _sgd(), _mean_times(1)),
-    "a mean of means in strategy.run": lambda: Tutorial(net(), _sgd(), _mean_over_replicas),
 }
 _FAST = ("a gradient twice too large",)
 

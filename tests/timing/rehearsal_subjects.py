@@ -103,8 +103,3 @@ def dataset() -> tf.data.Dataset:
 def draws() -> list[Any]:
     """What the random generators give next."""
     return [random.random(), np.random.random(3), tf.random.get_global_generator().normal([3]).numpy()]
-
-
-def assert_same(before: list[Any], after: list[Any]) -> None:
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(old, new)

@@ -12,12 +12,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:A global batch of"),
-    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
-]
-
-
 L = keras.layers
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from training_helpers import sequential
+from training_helpers import adam, sequential, tanh_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -17,10 +17,6 @@ from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES
 
 L = keras.layers
-
-
-def _net() -> Any:
-    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
 
 
 def _operations(graph: Any) -> Counter[str]:
@@ -36,7 +32,7 @@ def _step_operations(make_loop: Any, **options: Any) -> tuple[Any, Counter[str]]
 
 
 def _step_graph(make_loop: Any, **options: Any) -> tuple[Any, Any]:
-    loop = make_loop(("mirrored", 2), _net, lambda: keras.optimizers.Adam(0.01), **options)
+    loop = make_loop(("mirrored", 2), tanh_net, adam, **options)
     step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
     step.prepare(spec)
@@ -76,7 +72,7 @@ def test_no_branch_asks_the_device(make_loop: Any) -> None:
         return sequential((4,), L.Dense(5), L.BatchNormalization(synchronized=True), L.Dropout(0.5), L.Dense(1))
 
     options = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9, "accumulate": 2}
-    loop = make_loop(("mirrored", 2), net, lambda: keras.optimizers.Adam(0.01), **options)
+    loop = make_loop(("mirrored", 2), net, adam, **options)
     step = loop.step.for_loop(loop.strategy)
     spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
     step.prepare(spec)

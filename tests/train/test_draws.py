@@ -13,7 +13,6 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import with_policy
 from training_helpers import assert_same_logs, largest_difference
 
 import mirrorkit as mk
@@ -328,13 +329,8 @@ def test_a_further_call_goes_on_and_compiles_nothing_anew(strategy_of: Any, monk
 
 @pytest.mark.slow
 def test_a_further_call_keeps_the_loss_scale_that_keras_added(strategy_of: Any) -> None:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with strategy_of("mirrored", 2).scope():
-            model = plain()
-    finally:
-        keras.config.set_dtype_policy(before)
+    with with_policy("mixed_float16"), strategy_of("mirrored", 2).scope():
+        model = plain()
     losses = [mk.fit(model, X, Y, batch_size=35, verbose=0, shuffle=False).history["loss"][0] for _ in range(2)]
     assert losses[1] < losses[0]
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)

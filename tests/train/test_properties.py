@@ -21,8 +21,6 @@ from mirrorkit._keras import keras
 
 _RATE, _DECIMALS = 0.05, 1e-5
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 class Drawn(NamedTuple):
     """A random set, its first weights, and how it is cut into batches."""

@@ -18,7 +18,6 @@ from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.train.step.loss_scale import LossScale
 
 L, o = keras.layers, keras.optimizers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _net() -> Any:

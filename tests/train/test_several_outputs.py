@@ -16,10 +16,6 @@ from mirrorkit.errors import StepError
 
 L = keras.layers
 TWO = ("mirrored", 2)
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:A global batch of"),
-    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
-]
 
 
 def _model(outputs: Any) -> Any:

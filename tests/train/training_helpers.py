@@ -139,6 +139,16 @@ def line_net() -> Any:
     return sequential((4,), keras.layers.Dense(1, name="line"))
 
 
+def tanh_net() -> Any:
+    """A smooth net of four inputs, with a hidden layer."""
+    return sequential((4,), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(1))
+
+
+def adam() -> Any:
+    """An optimizer with slots, at a rate for small nets."""
+    return keras.optimizers.Adam(0.01)
+
+
 def classifier(classes: int, activation: str) -> Any:
     """A linear classifier of four inputs."""
     return sequential((4,), keras.layers.Dense(classes, activation=activation))

@@ -17,7 +17,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _net() -> Any:

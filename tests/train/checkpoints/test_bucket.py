@@ -22,7 +22,6 @@ from mirrorkit.train.checkpoints.file import DamagedError
 from mirrorkit.train.checkpoints.position import Position
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.callback_states import _REMEMBERED, CallbackStates, read_states
 
 C = keras.callbacks
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Counts(C.Callback):  # type: ignore[name-defined, misc]

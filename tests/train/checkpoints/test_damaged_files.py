@@ -18,8 +18,6 @@ from mirrorkit.errors import CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
 from mirrorkit.train.checkpoints.position import Position
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 @pytest.fixture(scope="module")
 def _two_epochs(_line_and_its_first_values: Any, numbers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,9 +24,6 @@ from mirrorkit.train.checkpoints import restore as restoring
 from mirrorkit.train.checkpoints.bucket import Bucket
 from mirrorkit.train.checkpoints.folder import Folder
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
 ADDRESS = "memory://bucket/run"
 
 

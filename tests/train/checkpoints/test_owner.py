@@ -22,7 +22,6 @@ from mirrorkit import files
 from mirrorkit.errors import CheckpointError, FileError
 from mirrorkit.train.checkpoints.folder import Folder
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells who lives")
 
 

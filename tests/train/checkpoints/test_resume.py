@@ -25,7 +25,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def test_bits_and_history_are_those_of_an_unbroken_run(

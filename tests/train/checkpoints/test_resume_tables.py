@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit.variables import copies
 
 o = keras.optimizers
-pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from mirrorkit._keras import keras
 
 C = keras.callbacks
 pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 PLACES = [  # every how many steps it saves, and where it is broken off

@@ -18,7 +18,6 @@ from mirrorkit.train.step.sharded_slots import WholeSlot, whole_values
 from mirrorkit.variables import copies
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _net() -> Any:

@@ -15,7 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _net() -> Any:

@@ -12,8 +12,6 @@ from training_helpers import linear, plain_dataset, values_of
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 def _losses_of(line: Any, numbers: Any, *batches: range) -> list[float]:
     """The mean squared error of the untouched `line` on each set of batches of 10."""

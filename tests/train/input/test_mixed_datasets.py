@@ -16,9 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import HostIterator
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
 # --- datasets of several datasets, whose shapes TensorFlow does not know in its kernels, train as in `fit`
 
 

@@ -103,11 +103,6 @@ def first_weights(net: str, numbers: Any) -> list[Any]:
     return list(model.get_weights())
 
 
-def assert_equal(some: Any, others: Any) -> None:
-    for one, other in zip(some, others, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 FAST = {"build, to no effect"}
 
 
@@ -136,7 +131,7 @@ def test_whatever_is_called_first_builds(first: str, make_loop: Any, numbers: An
         loop.predict(tf.data.Dataset.from_tensor_slices(numbers[0]).batch(12))
     else:
         getattr(loop, first)(recipe)
-    assert_equal(loop.step.model.get_weights(), first_weights("sequential", numbers))
+    np.testing.assert_equal(loop.step.model.get_weights(), first_weights("sequential", numbers))
     assert loop.step.strategy is loop.strategy
 
 
@@ -161,7 +156,7 @@ def test_parts_of_a_loss_function(strategy_of: Any, numbers: Any) -> None:
 
     (history, weights, step), (expected, others, _) = fitted(built=False), fitted(built=True)
     assert history == expected
-    assert_equal(weights, others)
+    np.testing.assert_equal(weights, others)
     assert len(step.model.trainable_variables) == 6
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from training_helpers import THREE, largest_difference, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Keeps(L.Layer):  # type: ignore[name-defined, misc]

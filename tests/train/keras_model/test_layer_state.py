@@ -17,7 +17,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def test_dropout_draws_differ_between_replicas(make_loop: Any) -> None:

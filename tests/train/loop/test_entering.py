@@ -13,8 +13,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import forked
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 class Do(keras.callbacks.Callback):  # type: ignore[name-defined]
     """Does something at the end of the first batch of a training or an evaluation."""

@@ -12,9 +12,6 @@ from training_helpers import linear, plain_dataset, sequential
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
 L = keras.layers
 
 

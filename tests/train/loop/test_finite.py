@@ -19,7 +19,6 @@ from mirrorkit.errors import NonFiniteLossError
 
 L = keras.layers
 TWO = ("mirrored", 2)
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Mask(L.Layer):

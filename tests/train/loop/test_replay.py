@@ -34,11 +34,6 @@ class _AtEnd(keras.callbacks.Callback):
         self._act()
 
 
-def _assert_same_bits(values: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for value, wanted in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(value, wanted)
-
-
 @pytest.mark.slow
 def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
     first = values_of(line)
@@ -54,7 +49,7 @@ def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
             assert replay.batch == batch
             assert replay.update()
         assert not replay.update()
-        _assert_same_bits(values_of(line), expected)
+        np.testing.assert_equal(values_of(line), expected)
         assert line.position == position
         (replicas,) = line.replay(1, 3).rows()
         assert [len(rows[0]) for rows in replicas] == [6, 6]
@@ -79,6 +74,6 @@ def test_an_update_takes_as_many_batches_as_it_did(make_loop: Any, recipe: Any) 
         while replay.update():
             seen.append(replay.batch)
         assert seen == [2, 4, 5]
-        _assert_same_bits(values_of(loop), trained)
+        np.testing.assert_equal(values_of(loop), trained)
 
     loop.fit(recipe, epochs=1, callbacks=[_AtEnd(again)], verbose=0)

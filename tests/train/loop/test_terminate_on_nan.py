@@ -16,7 +16,6 @@ from mirrorkit.train.checkpoints.folder import Folder
 
 C = keras.callbacks
 TEXT = "Batch 3: Invalid loss, terminating training"
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Hooks(C.Callback):  # type: ignore[name-defined]

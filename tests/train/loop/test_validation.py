@@ -16,7 +16,6 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.loop.validation import Validation
 
 C = keras.callbacks
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Seen(C.Callback):  # type: ignore[name-defined, misc]

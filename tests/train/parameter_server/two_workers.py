@@ -203,10 +203,6 @@ def draws():
         return str(error)
 
 
-def describe():
-    return mk.strategy.describe(strategy)
-
-
-FAST = (describe, momentum, warm_up, fit, evaluate, predict)  # a step of the user, and one loop
+FAST = (momentum, warm_up, fit, evaluate, predict)  # a step of the user, and one loop
 SLOW = (*FAST, checkpoints, non_finite, hidden, draws)
 run(*(SLOW if "SLOW_SECTIONS" in os.environ else FAST))

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import Noise, RunningMean, cut, numbers_of, train
-from training_helpers import THREE, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import THREE, adam, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.variables import path
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 L = keras.layers
 
 
@@ -25,10 +24,6 @@ BOTH = {"transforms": [RunningMean(), Noise()]}
 
 def _net() -> Any:
     return sequential((4,), *(L.Dense(4, "tanh") for _ in range(4)), L.Dense(1))
-
-
-def _adam() -> Any:
-    return keras.optimizers.Adam(0.01)
 
 
 def _states(loop: Any) -> list[np.ndarray]:
@@ -77,7 +72,7 @@ class Alternating(keras.Model):  # two optimizers in turn, each for half of the 
         super().__init__()
         self.parts = [sequential((4,), L.Dense(3, "tanh")), sequential((3,), L.Dense(1))]
         self.other = keras.optimizers.SGD(0.1)
-        self.compile(_adam())
+        self.compile(adam())
 
     def call(self, x: Any) -> Any:
         return self.parts[1](self.parts[0](x))
@@ -120,7 +115,7 @@ def test_a_compiled_model_that_is_no_function_has_them_too(strategy_of: Any, num
         keras.utils.set_random_seed(0)
         with strategy_of(*where).scope():
             model = sequential((4,), L.SpectralNormalization(L.Dense(3, "tanh")), L.Dense(1))
-            model.compile(_adam(), "mse", jit_compile=False)
+            model.compile(adam(), "mse", jit_compile=False)
         mk.fit(model, plain_dataset(*numbers, batch=15), verbose=0, **options)
         return list(model.get_weights())
 
@@ -133,7 +128,7 @@ def test_a_compiled_model_that_is_no_function_has_them_too(strategy_of: Any, num
 def test_a_resumed_run_comes_to_the_same_bits(make_loop: Any, strategy_of: Any, numbers: Any, tmp_path: Any, kind: str):
     def run(folder: str, *more: Any) -> Any:
         if kind == "a function":
-            loop = make_loop(("mirrored", 2), _net, _adam, **BOTH)
+            loop = make_loop(("mirrored", 2), _net, adam, **BOTH)
         else:
             loop = _with_variables(strategy_of, ("mirrored", 2), **BOTH)
         callbacks = [mk.train.Checkpoints(tmp_path / folder, every=2), *more]

@@ -72,30 +72,6 @@ class WGAN(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-class DCGAN(WGAN):
-    """A loss object given to compile; real and fake in one batch of labels."""
-
-    def compile(self, d_opt, g_opt, loss_fn):
-        super().compile(d_opt, g_opt)
-        self.loss_fn = loss_fn
-
-    def train_step(self, data):
-        real, z = data
-        batch_size = tf.shape(real)[0]
-        both = tf.concat([self.g(z), real], axis=0)
-        labels = tf.concat([tf.ones((batch_size, 1)), tf.zeros((batch_size, 1))], axis=0)
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.d(both))
-        grads = tape.gradient(d_loss, self.d.trainable_weights)
-        self.d_opt.apply_gradients(zip(grads, self.d.trainable_weights))
-        with tf.GradientTape() as tape:
-            g_loss = self.loss_fn(tf.zeros((batch_size, 1)), self.d(self.g(z)))
-        self.g_opt.apply(tape.gradient(g_loss, self.g.trainable_weights), self.g.trainable_weights)
-        self.d_loss_t.update_state(d_loss)
-        self.g_loss_t.update_state(g_loss)
-        return {"d_loss": self.d_loss_t.result(), "g_loss": self.g_loss_t.result()}
-
-
 class CycleGAN(keras.Model):
     """Four nets, four optimizers, a persistent tape, and logs of the last batch as they are."""
 
@@ -409,13 +385,8 @@ def sgd(rate, **options):
     return lambda: keras.optimizers.SGD(rate, **options)
 
 
-def logits():
-    return keras.losses.BinaryCrossentropy(from_logits=True)
-
-
 MODELS = {
     "wgan": made(WGAN, d_opt=adam(beta_1=0.5), g_opt=adam(beta_1=0.5)),
-    "dcgan": made(DCGAN, d_opt=adam(), g_opt=lambda: keras.optimizers.RMSprop(1e-2), loss_fn=logits),
     "cyclegan": made(CycleGAN, rate=lambda: 5e-3),
     "vae": made(VAE, optimizer=adam()),
     "distillation": made(

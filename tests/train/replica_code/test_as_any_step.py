@@ -17,8 +17,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.variables import copies, path
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 def _dataset(rows: int = 50) -> Any:
     return plain_dataset(*own_models.data(rows), batch=16)
@@ -88,23 +86,6 @@ def test_metrics_given_to_compile_are_those_of_all_rows(strategy_of: Any) -> Non
     assert outputs.shape == (41, 3)
     assert found["mae"] == pytest.approx(np.mean(np.abs(outputs - y)), rel=1e-5)
     assert found["root_mean_squared_error"] == pytest.approx(np.sqrt(np.mean((outputs - y) ** 2)), rel=1e-5)
-
-
-class _Watch(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seen.append((epoch, dict(logs), self.model.net.predict(np.zeros((2, 6)), verbose=0).shape))
-
-
-@pytest.mark.slow
-def test_callbacks_have_the_model_with_all_its_parts(strategy_of: Any) -> None:
-    loop, watch = loop_of(lambda: faulty_models.compiled(faulty_models.Base), strategy_of("mirrored", 2)), _Watch()
-    report = loop.fit(_dataset(), epochs=1, callbacks=[watch], verbose=0)
-    assert [(epoch, shape) for epoch, _, shape in watch.seen] == [(0, (2, 3))]
-    assert [logs["loss"] for _, logs, _ in watch.seen] == report.history["loss"]
 
 
 class _DrawsAll(faulty_models.DropsAndNormalizes):

@@ -42,7 +42,7 @@ def _standardized() -> Any:
 
 
 MODELS = own_models.MODELS | {"normalized": _normalized, "standardized": _standardized}
-UPDATES = {"normalized": 1, "mean_teacher": 1, "critic": 1, "dcgan": 2, "cyclegan": 4}
+UPDATES = {"normalized": 1, "mean_teacher": 1, "critic": 1, "cyclegan": 4}
 MESSAGES = {"standardized": 1} | {name: updates + 1 for name, updates in UPDATES.items()}
 LARGE = ("cyclegan", "critic")  # tell the same of more updates
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in MESSAGES]

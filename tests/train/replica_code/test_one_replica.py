@@ -111,28 +111,6 @@ def test_a_reduction_is_refused(strategy_of: Any, own: bool, unchecked: tuple[st
         mk.train.Loop(strategy, step).fit(_data(), verbose=0)
 
 
-class Synchronized(OfTheGuide):
-    """Keras's own synchronized layer between others, so that a gradient flows through it."""
-
-    def __init__(self) -> None:
-        super().__init__(tf.reduce_mean)
-        layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1)]
-        self.dense = keras.Sequential([keras.Input((3,)), *layers])
-
-    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return self.dense(x, training=training)
-
-
-@pytest.mark.parametrize("where", [pytest.param(("one_device", 1), marks=pytest.mark.slow), ("mirrored", 2)], ids=str)
-def test_synchronized_layers_are_let_through(where: Any, strategy_of: Any) -> None:
-    def compiled() -> Any:
-        model = Synchronized()
-        model.compile(keras.optimizers.SGD(0.05))
-        return model
-
-    fit_compiled(strategy_of(*where), compiled, _data())
-
-
 class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
     def call(self, x: tf.Tensor) -> tf.Tensor:
         tf.summary.scalar("mean", tf.reduce_mean(x), step=0)

@@ -20,7 +20,6 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 ONE_UPDATE = {"vae", "distillation", "simsiam", "late", "reshapes", "weighted"}
 
 

@@ -14,7 +14,6 @@ from mirrorkit._keras import keras
 from mirrorkit.variables import copies
 
 EPOCHS, BATCH = 2, 16  # of 50 examples: the last batch has two
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def keras_run(

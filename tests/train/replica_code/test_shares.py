@@ -16,18 +16,12 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
 
 def _dataset() -> Any:
     return plain_dataset(*own_models.data(48), batch=16)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] * (kind in faulty_models.OFTEN)) for kind in faulty_models.FAULTY],
-    ids=lambda kind: kind.__name__,
-)
+@pytest.mark.parametrize("kind", faulty_models.FAULTY, ids=lambda kind: kind.__name__)
 def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any) -> None:
     loop = loop_of(lambda: faulty_models.compiled(kind), strategy_of("mirrored", 2))
     before = [variable.numpy() for variable in loop.step.model.trainable_variables]

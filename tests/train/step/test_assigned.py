@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_helpers import with_policy
 from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
@@ -15,7 +16,6 @@ from mirrorkit.errors import StepError
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(26, 4)).astype("float32") + 1
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Remembers(L.Layer):
@@ -95,12 +95,9 @@ def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strateg
 
 @pytest.mark.slow
 def test_state_of_half_precision(strategy_of: Any) -> None:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with with_policy("mixed_bfloat16"):
         loop = loop_of(strategy_of("mirrored", 2))
         loop.predict(data())
-    finally:
-        keras.config.set_dtype_policy("float32")
     assert int(loop.step.model.layers[0].calls.numpy()) == 4
     np.testing.assert_allclose(loop.step.model.layers[0].mean.numpy(), expected(1)[0], rtol=0.05)
     assert mk.checks.in_sync(loop.strategy, loop.step)

@@ -15,34 +15,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
-
-
-def _net() -> Any:
-    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
-
-
-@pytest.mark.slow
-def test_within_the_block_everything_sees_the_averages(make_loop: Any, numbers: Any, tmp_path: Any) -> None:
-    loop = make_loop(("mirrored", 2), _net, ema=0.5, metrics=["mae"])
-    data = plain_dataset(*numbers, batch=20)
-    loop.fit(data, verbose=0)
-    model = loop.step.model
-    before, outside = numbers_of(loop.step.variables), loop.evaluate(data)
-    with loop.step.averaged():
-        logs, predicted = loop.evaluate(data), loop.predict(data)
-        model.save(tmp_path / "averaged.keras")
-    averages = before[-4:]
-    twin = _net()
-    twin.set_weights(averages)
-    error = twin.predict(numbers[0], verbose=0) - numbers[1]
-    assert logs["loss"] == pytest.approx(np.mean(error**2), rel=1e-5)
-    assert logs["loss"] != pytest.approx(outside["loss"], rel=1e-3)
-    np.testing.assert_allclose(predicted - numbers[1], error, atol=1e-5)
-    saved = keras.models.load_model(tmp_path / "averaged.keras").get_weights()
-    assert all(map(np.array_equal, saved, averages))
-    assert all(map(np.array_equal, before, numbers_of(loop.step.variables)))
-    assert loop.evaluate(data) == outside
 
 
 def test_what_a_block_does_not_allow(make_loop: Any, numbers: Any) -> None:

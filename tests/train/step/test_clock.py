@@ -32,11 +32,6 @@ def _weights(strategy: Any, optimizer: Any, *layers: Any, steps_per_call: Any = 
     return [np.asarray(weight) for weight in model.get_weights()]
 
 
-def _assert_same_bits(found: list[Any], expected: list[Any]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def _rising() -> Any:
     return keras.optimizers.SGD(S.CosineDecay(0.0, 8, warmup_target=0.2, warmup_steps=5))
 
@@ -57,7 +52,7 @@ def _decaying(cls: Any) -> Any:
 )
 def test_the_length_of_calls_changes_no_bit(options: Any, strategy_of: Any) -> None:
     strategy = strategy_of("mirrored", 2)
-    _assert_same_bits(
+    np.testing.assert_equal(
         *(_weights(strategy, _rising, lambda: L.Dropout(0.4), steps_per_call=n, **options) for n in (1, 4))
     )
 
@@ -65,7 +60,7 @@ def test_the_length_of_calls_changes_no_bit(options: Any, strategy_of: Any) -> N
 def test_an_optimizer_of_ones_own_works_its_rate_out_itself(strategy_of: Any) -> None:
     own, of_keras = (_decaying(cls) for cls in (AsksItsSchedule, keras.optimizers.SGD))
     strategy = strategy_of("mirrored", 2)
-    _assert_same_bits(_weights(strategy, own), _weights(strategy, of_keras))
+    np.testing.assert_equal(_weights(strategy, own), _weights(strategy, of_keras))
 
 
 def test_each_step_draws_its_own_numbers(make_loop: Any) -> None:

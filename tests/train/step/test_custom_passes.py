@@ -1,4 +1,4 @@
-"""A step of the user's own that evaluates, predicts, and makes several updates of a batch, one after the other."""
+"""A step of the user's own that evaluates, predicts, and has several nets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import Line
-from training_helpers import THREE, largest_difference, plain_dataset
+from training_helpers import THREE, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _loop(strategy: Any, step: Any = Line, **options: Any) -> mk.train.Loop:
@@ -68,86 +67,31 @@ def test_what_test_must_return(returned: Any, match: str, strategy_of: Any, numb
 
 
 class Alternating:
-    """Two nets that play against each other: the judge is updated first, and the painter sees the new judge."""
+    """Two nets, each with its update of a batch; what two updates come to: the GAN of the corpus."""
 
     def __init__(self) -> None:
-        keras.utils.set_random_seed(1)
-        self.painter = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="tanh"), L.Dense(1)])
-        self.judge = keras.Sequential([keras.Input((1,)), L.Dense(3, activation="tanh"), L.Dense(1)])
-        self.optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.02)]
+        self.painter, self.judge = (sequential((4,), L.Dense(1)) for _ in range(2))
+        self.halves = {"judge_loss": self._step(self.judge), "painter_loss": self._step(self.painter)}
+
+    def _step(self, net: Any) -> mk.train.Step:
+        def loss_fn(batch: Any) -> Any:
+            return (net(batch[0]) - batch[1])[:, 0] ** 2
+
+        return mk.train.Step.from_loss(net, keras.optimizers.SGD(0.05), loss_fn)
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        nets = self.judge, self.painter
-        self._updates = []
-        for net, optimizer in zip(nets, self.optimizers, strict=True):
-            with strategy.scope():
-                optimizer.build(net.trainable_variables)
-            variables = [*net.trainable_variables, *optimizer.variables]
-            new_values = _Sgd(optimizer, len(net.trainable_variables))
-            self._updates.append(mk.train.Update(strategy, variables, new_values))
+        for half in self.halves.values():
+            half.build(strategy)
 
     @property
     def variables(self) -> list[Any]:
-        optimizers = [variable for optimizer in self.optimizers for variable in optimizer.variables]
-        return [*self.judge.variables, *self.painter.variables, *optimizers]
-
-    def losses(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        fake = self.judge(self.painter(x))
-        return tf.nn.softplus(-self.judge(y)) + tf.nn.softplus(fake), tf.nn.softplus(-fake)
+        return [variable for half in self.halves.values() for variable in half.variables]
 
     def train(self, strategy: tf.distribute.Strategy, batch: Any) -> dict[str, tf.Tensor]:
-        logs = {}
-        for i, (name, net) in enumerate([("judge", self.judge), ("painter", self.painter)]):
-
-            def sums(batch: Any, i: int = i, net: Any = net) -> Any:
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(self.losses(*batch)[i])
-                gradients = tape.gradient(loss, [variable.value for variable in net.trainable_variables])
-                return {"gradients": gradients, "loss": loss, "examples": tf.cast(tf.shape(batch[0])[0], "float32")}
-
-            logs[f"{name}_loss"] = self._updates[i](strategy.run(sums, args=(batch,)))
-        return logs
-
-
-class _Sgd:
-    def __init__(self, optimizer: Any, count: int) -> None:
-        self._optimizer = optimizer
-        self._count = count
-
-    def __call__(self, sums: Any, values: Any) -> Any:
-        gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
-        weights, slots = values[: self._count], values[self._count :]
-        new = mk.optim.functional_apply(self._optimizer, weights, slots, gradients)
-        return [*new[0], *new[1]], sums["loss"] / sums["examples"]
-
-
-def _by_hand(data: Any, epochs: int) -> tuple[Alternating, list[float]]:
-    """Both nets after some epochs in plain TensorFlow, and each epoch's mean loss of the painter."""
-    step, means = Alternating(), []
-    nets = step.judge, step.painter
-    for _ in range(epochs):
-        total, count = 0.0, 0
-        for batch in data:
-            for i, net in enumerate(nets):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(step.losses(*batch)[i])
-                step.optimizers[i].apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
-            total += float(loss) * len(batch[0])
-            count += len(batch[0])
-        means.append(total / count)
-    return step, means
-
-
-@pytest.mark.slow
-def test_several_updates_of_a_batch_one_after_the_other(strategy_of: Any, numbers: Any) -> None:
-    data = plain_dataset(*numbers, batch=22)  # the last one has 16, which three replicas cannot share equally
-    expected, means = _by_hand(data, epochs=2)
-    loop = _loop(strategy_of(*THREE), Alternating, steps_per_call=2)
-    report = loop.fit(data, epochs=2, verbose=0)
-    weights = [*loop.step.judge.get_weights(), *loop.step.painter.get_weights()]
-    wanted = [*expected.judge.get_weights(), *expected.painter.get_weights()]
-    assert largest_difference(weights, wanted) < 1e-6  # measured: 6e-8
-    np.testing.assert_allclose(report.history["painter_loss"], means, rtol=1e-5)
+        return {
+            name: half.update(strategy, strategy.run(half.compute, args=(batch,)))["loss"]
+            for name, half in self.halves.items()
+        }
 
 
 def test_callbacks_see_a_model_that_holds_the_nets(strategy_of: Any, numbers: Any, tmp_path: Any) -> None:

@@ -16,7 +16,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 Parts = dict[str, Any]
 LossFn = Callable[..., Any]

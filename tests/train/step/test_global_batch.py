@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import cut, numbers_of, train_by_hand, updates
-from training_helpers import THREE, keras_twin, largest_difference, sequential
+from training_helpers import THREE, adam, keras_twin, largest_difference, tanh_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import bounds
 from mirrorkit.train.step.global_batch import some_is_empty
-
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
@@ -48,22 +46,14 @@ def test_whether_a_share_is_empty_is_known_where_the_size_is() -> None:
 L = keras.layers
 
 
-def _net() -> Any:
-    return sequential((4,), L.Dense(5, activation="tanh"), L.Dense(1))
-
-
-def _adam() -> Any:
-    return keras.optimizers.Adam(0.01)
-
-
 def _joined(groups: list[Any]) -> list[Any]:
     return [tuple(np.concatenate(part) for part in zip(*group, strict=True)) for group in groups]
 
 
 def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, assert_replicas_equal: Any) -> None:
     """Parts of 11, 11 and 2 (a share of three replicas empty), then a remainder of 11 alone, then three more."""
-    loop = make_loop(THREE, _net, _adam, metrics=["mae"], accumulate=3)
-    model, optimizer = keras_twin(_net, loop), _adam()
+    loop = make_loop(THREE, tanh_net, adam, metrics=["mae"], accumulate=3)
+    model, optimizer = keras_twin(tanh_net, loop), adam()
     batches = cut(*numbers, sizes=[11, 11, 2, 11, 12, 7, 5])
     groups = [batches[:3], batches[3:4], batches[4:]]
     found = updates(loop, groups)

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from step_helpers import numbers_of, train_by_hand
-from table_helpers import BATCH, SIZE, UNEVEN, WORDS, batches, fitted, line_on, net, tied, words
-from training_helpers import keras_twin, largest_difference, plain_dataset, sequential
+from table_helpers import BATCH, SIZE, UNEVEN, WORDS, fitted, line_on, net, tied, words
+from training_helpers import keras_twin, largest_difference, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L, o = keras.layers, keras.optimizers
-pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 _RATE, _BETA_1, _BETA_2, _EPSILON = 0.02, 0.9, 0.999, 1e-7
 
@@ -69,19 +69,6 @@ def test_as_plain_numpy(make_loop: Any, assert_replicas_equal: Any) -> None:
     assert largest_difference(found, _by_numpy(start, x, y, lazy=True)) <= 3 * control
     assert largest_difference(found, _by_numpy(start, x, y, lazy=False)) > 1e-3  # which is another result
     assert_replicas_equal(loop)
-
-
-@pytest.mark.slow
-def test_small_tables_are_lazy_too(make_loop: Any) -> None:
-    def small() -> Any:
-        return sequential((WORDS,), L.Embedding(9, 2), L.Flatten(), L.Dense(1))
-
-    loop = make_loop(("mirrored", 2), small, _adam, sparse_embeddings="lazy")
-    before = loop.step.model.get_weights()[0]
-    x = np.array([[3, 3, 5, 5, 3], [5, 3, 3, 3, 3], [7, 7, 7, 7, 7]])
-    loop.fit(batches(x, np.ones((3, 1), "float32")), epochs=3, verbose=0)
-    changed = np.any(loop.step.model.get_weights()[0] != before, 1)
-    assert np.flatnonzero(changed).tolist() == [3, 5, 7]
 
 
 # --- refusals

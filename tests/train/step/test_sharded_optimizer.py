@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,10 @@ from training_helpers import line_net, plain_dataset, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.checkpoints.variables import describe, require_same
 from mirrorkit.train.step.sharded_slots import whole_values
 from mirrorkit.variables import copies, is_sharded
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 class Unused(L.Layer):
@@ -37,36 +34,6 @@ class Unused(L.Layer):
 def _scheduled() -> Any:
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
     return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=0.01)
-
-
-def _run_both(
-    make_loop: Any, where: Any, net: Callable[[], Any], optimizer: Any, run: Callable[[Any], Any], **options: Any
-) -> tuple[Any, Any]:
-    """Run the same without and with sharding; compare every bit, what the replicas hold, and what the run returns."""
-    loops, found = [], []
-    for sharded in (False, True):
-        keras.utils.clear_session(free_memory=False)
-        loop = make_loop(where, net, optimizer, shard_optimizer=sharded, **options)
-        found.append(run(loop))
-        loops.append(loop)
-    without, with_it = loops
-    assert_same(without, with_it)
-    assert all(is_sharded(v) == (v.ndim == 1) for v in with_it.step.optimizer.variables)
-    for variable in with_it.step.variables:
-        first, *others = [copy.numpy() for copy in copies(variable)]
-        assert len(others) == where[1] - 1
-        assert is_sharded(variable) or all(np.array_equal(first, other) for other in others), variable.path
-    np.testing.assert_equal(found[1], found[0])
-    return without, with_it
-
-
-def assert_same(one: Any, other: Any) -> None:
-    """All that a checkpoint of these loops would hold is the same, bit for bit, in the same order."""
-    described = describe(one.step.saved_variables), describe(other.step.saved_variables)
-    require_same("", *described)
-    values = [whole_values(loop.step.saved_variables) for loop in (one, other)]
-    for about, first, second in zip(described[0], *values, strict=True):
-        np.testing.assert_array_equal(second, first, err_msg=about["path"])
 
 
 def test_slots_of_a_weight_without_gradient_stay(make_loop: Any, numbers: Any) -> None:
@@ -108,17 +75,19 @@ def test_each_replica_has_its_share_of_the_slots(make_loop: Any) -> None:
 
 @pytest.mark.slow
 def test_by_hand_outside_of_a_function(make_loop: Any, numbers: Any) -> None:
-    """`step.compute` and `step.update`, eagerly; the bits are the same."""
-
-    def run(loop: Any) -> None:
+    """`step.compute` and `step.update`, eagerly; the bits are the same. In a fit: checkpoints/test_sharded_slots.py."""
+    found = []
+    for sharded in (False, True):
+        keras.utils.clear_session(free_memory=False)
+        loop = make_loop(("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), shard_optimizer=sharded)
         loop.step.build(loop.strategy)
         for x, y in cut(*numbers, sizes=[12, 12]):
             halves = loop.strategy.experimental_distribute_values_from_function(
                 lambda context, x=x, y=y: tuple(part[context.replica_id_in_sync_group :: 2] for part in (x, y))
             )
             loop.step.update(loop.strategy, loop.strategy.run(loop.step.compute, args=(halves,)))
-
-    _run_both(make_loop, ("mirrored", 2), line_net, lambda: keras.optimizers.Adam(0.1), run)
+        found.append(whole_values(loop.step.saved_variables))
+    np.testing.assert_equal(*found)
 
 
 def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> None:

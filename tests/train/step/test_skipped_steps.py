@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import RunningMean, numbers_of, train, with_far_ones
-from training_helpers import sequential
+from training_helpers import adam, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
@@ -19,10 +19,6 @@ from mirrorkit.train.step.loss_scale import LossScale, all_finite, only_if
 L = keras.layers
 
 _HUGE = 2.0**120
-
-
-def _adam() -> Any:
-    return keras.optimizers.Adam(0.01)
 
 
 def _bits(variables: Any) -> list[bytes]:
@@ -46,7 +42,7 @@ def test_a_skipped_step_leaves_every_bit_as_it_was(make_loop: Any, numbers: Any)
 
     options = {"loss_scale": LossScale(initial=_HUGE, growth_steps=50), "ema": 0.9, "clip_norm": 1.0}
     options["transforms"] = [RunningMean()]
-    loop = make_loop(("mirrored", 2), net, _adam, **options)
+    loop = make_loop(("mirrored", 2), net, adam, **options)
     step, (good, far, last) = loop.step, with_far_ones(numbers, batch=10, far=(1,))[:3]
     train(loop, [good])
     before = _bits(step.variables)

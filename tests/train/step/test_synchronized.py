@@ -19,7 +19,6 @@ from mirrorkit.train.step.empty_shares import Communicating
 from mirrorkit.train.step.global_batch import HostBatch, OwnRows
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _sgd() -> Any:

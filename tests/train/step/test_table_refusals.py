@@ -16,7 +16,6 @@ from mirrorkit.errors import StepError
 L, o = keras.layers, keras.optimizers
 pytestmark = [
     pytest.mark.usefixtures("small_tables"),
-    pytest.mark.filterwarnings("ignore:A global batch of"),
     pytest.mark.filterwarnings("ignore:SGD.use_ema"),
 ]
 

@@ -35,7 +35,7 @@ from mirrorkit.train.step import tables
 from mirrorkit.train.step.loss_scale import LossScale
 
 L, o = keras.layers, keras.optimizers
-pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 ONE = ("one_device", 1)
 _HUGE = 2.0**120  # a loss scale near float32's end: the gradient of an example that is far off overflows

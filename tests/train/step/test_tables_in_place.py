@@ -17,7 +17,7 @@ from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.variables import copies
 
 o = keras.optimizers
-pytestmark = [pytest.mark.filterwarnings("ignore:A global batch of"), pytest.mark.usefixtures("small_tables")]
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 _OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: o.SGD(0.5),

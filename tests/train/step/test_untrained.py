@@ -14,7 +14,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _net() -> Any:

@@ -14,7 +14,6 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 
 L = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def _assert_metrics_equal(make_loop: Any, last: Any, loss: str, make: Any, x: np.ndarray, y: np.ndarray) -> None:
