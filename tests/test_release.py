@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,8 +169,14 @@ def test_what_is_red_is_named_and_what_it_leaves_is_ended(tmp_path: Path) -> Non
         "import subprocess\ndef test_b():\n    subprocess.Popen(['sleep', '600'])\n    assert 1 == 2\n"
     )
     assert first_red(tmp_path, ["test_a.py"], 60) == "test_a.py::test_b"
-    running = [path for path in Path("/proc").glob("[0-9]*/cwd") if path.exists() and path.resolve() == tmp_path]
-    assert not running
+
+    def running() -> list[Path]:
+        return [path for path in Path("/proc").glob("[0-9]*/cwd") if path.exists() and path.resolve() == tmp_path]
+
+    end = time.monotonic() + 30  # a process that was killed exits when it gets the processor
+    while running() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not running()
     (tmp_path / "test_a.py").write_text("def test_b(): pass\n")
     assert first_red(tmp_path, ["test_a.py"], 60) == ""
 

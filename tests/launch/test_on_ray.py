@@ -137,7 +137,7 @@ def test_a_function(on_ray: Any, nodes: RayNodes, tmp_path: Path) -> None:
         "    except mk.errors.MirrorkitError as error: print('refused', error)\n"
     )
     command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=280)
     assert lines_with("^returned", done.stdout) == ["returned 42", "returned 7"], done.stderr
     failed, left, unsent = lines_with("^refused", done.stdout)
     assert failed == "refused The job on Ray ended with exit code 1: the lines of its workers say why."

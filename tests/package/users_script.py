@@ -142,7 +142,7 @@ def wrong() -> None:
     train, _ = data()
     loop = mk.train.Loop(mk.strategy.create("auto"), LeastSquares())
     loop.fit(train, epochs="2")  # type: ignore[arg-type]
-    loop.fit(train, epoch=2)  # type: ignore[arg-type]
+    loop.fit(train, epoch=2)  # type: ignore[call-arg]
     mk.train.Loop(mk.strategy.create("auto"), object())  # type: ignore[arg-type]
     print(mk.data.load("auto").tests)  # type: ignore[attr-defined]
 

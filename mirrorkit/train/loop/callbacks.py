@@ -91,7 +91,7 @@ def callback_list(
         waiting = ", ".join(filter(None, map(_collective, given))) or "none"
         require_same(
             loop.strategy,
-            "callbacks",
+            "callbacks of Loop.fit",
             {"the list of those that know the loop (not those with chief_only = True)": waiting},
         )
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
