@@ -79,6 +79,25 @@ def test_an_overridden_predict_step_is_refused_where_it_would_be_called(make_loo
             one.predict(data)
 
 
+def test_a_compiled_models_predict_step_is_run_and_compared_with_its_parts(strategy_of: Any, numbers: Any) -> None:
+    class Shifted(keras.Sequential):
+        by_mean = False
+
+        def predict_step(self, data: Any) -> Any:
+            found = super().predict_step(data)
+            return found + (tf.reduce_mean(found) if self.by_mean else 1)
+
+    with strategy_of("mirrored", 2).scope():
+        model = Shifted([keras.Input((4,)), L.Dense(1)])
+        model.compile("sgd", "mse")
+    np.testing.assert_allclose(mk.predict(model, numbers[0]), model.predict(numbers[0], verbose=0), atol=1e-6)
+    model.by_mean = True
+    with strategy_of("mirrored", 2).scope():
+        model.compile("sgd", "mse")
+    with pytest.raises(StepError, match=r"What the model predicts .* is not what parts of them give"):
+        mk.predict(model, numbers[0])
+
+
 @pytest.mark.slow
 def test_an_overridden_call_of_the_model_counts(make_loop: Any, numbers: Any) -> None:
     class Doubled(keras.Sequential):

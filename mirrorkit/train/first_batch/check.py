@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
@@ -16,6 +19,9 @@ from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, LoopStep
 from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.variables import copies
+
+_SMALL = 16  # numbers in a variable, at most, that may be a switch
 
 Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
 
@@ -23,9 +29,11 @@ Check = Callable[..., bool | None]  # of a step, a global batch and the kind of 
 def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], None] | None:
     """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need.
 
-    With `again`, return what compares a batch with its parts later in the training.
+    It is needed again where a variable has changed since that only evaluation or prediction may read. With `again`,
+    return what compares a batch with its parts later in the training, which `LaterChecks` asks for.
     """
-    check = None if what in step.checked and not again else _check_of(step, what, again=again)
+    is_known = what in step.checked and (what == "train" or not step.checked[what].is_due())
+    check = None if is_known and not again else _check_of(step, what, again=again)
     if check is None:
         return None
 
@@ -33,7 +41,7 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
         with attributes_kept(_of_users(step)):
             is_done = check(step, batch, what) is not False
         if is_done:
-            step.checked.add(what)
+            step.checked.setdefault(what, Switches(step))
 
     return checked
 
@@ -51,6 +59,26 @@ def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
     if again:
         return functools.partial(compare_parts, again=True) if step.shards > 1 else None
     return compare_parts
+
+
+class Switches:
+    """Small variables of a step that it reads and no update writes: callbacks and users may change them."""
+
+    def __init__(self, step: LoopStep) -> None:
+        self._step = step
+        self._values, self._changes = self._read(), Counter[int]()
+
+    def is_due(self) -> bool:
+        """Return whether one has changed since this was asked last, for the first, second, fourth, ... time."""
+        now, before = self._read(), self._values
+        self._values = before | now
+        changed = [one for one, value in now.items() if before.get(one, value) != value]
+        self._changes.update(changed)
+        return any(self._changes[one] & (self._changes[one] - 1) == 0 for one in changed)
+
+    def _read(self) -> dict[int, bytes]:
+        small = [one for one in self._step.only_read if np.prod(one.shape) <= _SMALL]
+        return {id(one): copies(one)[0].numpy().tobytes() for one in small}
 
 
 def _of_users(step: LoopStep) -> Iterator[Any]:

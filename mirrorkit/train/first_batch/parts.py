@@ -95,9 +95,8 @@ def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool 
     if _size(parts) < (2 if step.options.runs_keras else 1):
         return False
     is_first = what != "predict" and "train" not in step.checked
-    compare = (
-        _require_same if step.options.runs_keras else functools.partial(_compare, with_functions=again or is_first)
-    )
+    with_functions = again or is_first or (what == "test" and what in step.checked)
+    compare = _require_same if step.options.runs_keras else functools.partial(_compare, with_functions=with_functions)
     with in_float32(step.trained):
         if is_first:
             require_same_results(step, parts, training=what == "train")

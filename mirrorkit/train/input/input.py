@@ -239,7 +239,7 @@ class Input:
     def _look(self, iterator: HostIterator, epoch: int, look_at: int, check: Callable[[Batch], None] | None) -> None:
         left = self.left(iterator.position)
         look_at = look_at if left is None else min(look_at, left)
-        if not look_at or (self._compared and check is None):
+        if not look_at or (self._compared and check is None and self._seen is not None):
             return
         iterator.look_at(look_at)
         self._seen = iterator.first

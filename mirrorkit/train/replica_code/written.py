@@ -41,9 +41,9 @@ def written_variables(
         handle = id(variable.handle)
         if handle not in owners:
             raise StepError(
-                f"The model's train_step writes the variable {path(variable)!r}, which is not part of the model: "
-                "replicas would drift apart, and no checkpoint would hold it. Make the layer, generator or variable an "
-                "attribute of the model or of a layer in it."
+                f"Training writes the variable {path(variable)!r}, which is not part of the model, but perhaps of a "
+                "loss: replicas would drift apart, and no checkpoint would hold it. Make the layer, generator or "
+                "variable an attribute of the model or of a layer in it."
             )
         if id(owners[handle]) not in keras_own:
             found[id(owners[handle])] = owners[handle]

@@ -116,7 +116,7 @@ class Custom(LoopStep):
             self.model.optimizer = None  # TensorBoard asks for it
         self.strategy = strategy
         self._names: dict[Pass, list[str]] = {}  # of the logs
-        self.checked: set[str] = set()  # before which kind of pass a batch was checked
+        self.checked: dict[str, object] = {}  # before which kind of pass a batch was checked
         self._test_gathers = False  # rows of other replicas
 
     @property

@@ -128,7 +128,8 @@ class Functions:
     @property
     def only_read(self) -> list[Variable]:
         """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
-        state = zip(self.state.variables, self.facts.changes, strict=True)
+        facts, of_state = self.facts_of.get("train"), self.state.variables
+        state = zip(of_state, facts.changes if facts else [False] * len(of_state), strict=True)
         traced = self._traced["train"]
         read = traced.variables if isinstance(traced, TraceOnce) else []
         return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]

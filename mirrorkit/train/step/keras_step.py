@@ -79,7 +79,7 @@ class KerasStep(LoopStep):
         self.strategy, self.model, self.unchecked, self.only_for = strategy, model, options.unchecked, only_for
         self._options = options
         self.clock = Clock()  # it counts by a variable of its own
-        self.checked: set[str] = set()
+        self.checked: dict[str, object] = {}
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes

@@ -19,7 +19,7 @@ from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examp
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.step_function import require
+from mirrorkit.train.replica_code.step_function import overrides, require
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
     check_model,
@@ -103,7 +103,7 @@ class Supervised(LoopStep):
         self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
         self._cast = Cast(model)
-        self.checked: set[str] = set()  # before which kind of pass a batch was checked
+        self.checked: dict[str, object] = {}  # before which kind of pass a batch was checked
         self.clock = Clock(
             optimizer,
             [optimizer.iterations, *self.scale[2:]],
@@ -296,7 +296,8 @@ class Supervised(LoopStep):
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
-        if self.options.runs_keras:
+        is_own = self.options.as_compiled and overrides(self.model, "predict_step")
+        if self.options.runs_keras or is_own:
             return self.own.predict(rows)
         if self.options.predict is not None:
             return self.options.predict(rows)

@@ -390,7 +390,7 @@ def test_a_further_fit_counts_on_and_one_that_resumes_too(make_loop: Any, checke
     assert checked == [10]
 
 
-def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: Any, caplog: Any) -> None:
     now = [0.0]
     monkeypatch.setattr(later, "perf_counter", lambda: now[0])
 
@@ -405,7 +405,7 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: pytest.M
         monkeypatch.setattr(later, "first_batch_check", lambda step, again=False: takes(2.0 if again else first))
         made = LaterChecks(step)
         made.first(0)(None)
-        made._step.checked.add("train")
+        made._step.checked["train"] = None
         return made
 
     some = checks(3.0)
@@ -414,9 +414,41 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: pytest.M
         assert some.is_due(steps)
         some.check(steps, None)
         assert not some.is_due(steps + 1)
-    assert not some.is_due(1000)  # a third one of two seconds
+    with caplog.at_level("INFO", "mirrorkit"):
+        assert not some.is_due(1000)  # a third one of two seconds
+    assert "The check at step 1000 waits" in caplog.text
     some._trained = 599.0
     assert not some.is_due(1001)
     some._trained = 601.0
     assert some.is_due(1002)
     assert not checks(6.0).is_due(10)  # by the first check
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict", "validation"])
+def test_what_was_changed_since_the_last_evaluation_or_prediction(what: str, make_loop: Any) -> None:
+    class CentersOutside(_Centers):
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x if training else super().call(x, training=True)
+
+    layer = CentersOutside()
+    loop = make_loop(TWO, lambda: sequential((4,), layer, L.Dense(1)))
+    data = plain_dataset(X, X[:, :1], batch=8)
+
+    def validated(data: Any) -> Any:
+        loop.fit(data, validation_data=data, verbose=0)
+
+    run = {"evaluate": loop.evaluate, "predict": loop.predict, "validation": validated}[what]
+    run(data)
+    run(data)
+    layer.share.assign(1.0)
+    with pytest.raises(StepError, match="depends on the other examples"):
+        run(data)
+
+
+def test_a_second_fit_on_a_dataset_goes_on_with_the_checks(make_loop: Any) -> None:
+    """Its calls are whole epochs, of which no batch is left."""
+    loop = make_loop(TWO, lambda: sequential((4,), _CentersLater(), L.Dense(1)), steps_per_call=3)
+    loop.step.model.layers[0].steps.assign(-5.0)  # so that it begins in the ninth step
+    loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=2, verbose=0)
+    with pytest.raises(StepError, match=r"At step 12 .*depends on the other examples"):
+        loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=3, verbose=0)

@@ -51,7 +51,7 @@ def test_fit_checks_once_and_trains_on_every_batch_all_the_same(
     else:
         data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
     checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step.for_loop(without.strategy).checked.add("train")
+    without.step.for_loop(without.strategy).checked["train"] = None
     seen: list[Any] = []
     monkeypatch.setattr(check_module, "compare_parts", _noting(seen, check_module.compare_parts))
     for loop in (checked, without):
