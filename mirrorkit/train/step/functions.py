@@ -27,16 +27,15 @@ from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import overrides
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import OneDevice
-from mirrorkit.train.step.empty_shares import Separate, has_no_rows, of_size
-from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
-from mirrorkit.train.step.tables import needs_rows
+from mirrorkit.train.step.tables import needs_rows, values_of
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
@@ -52,7 +51,7 @@ class Functions:
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
         weights: those that it trains.
         shapes: of these.
-        replicas: for each kind of pass, how replicas share a batch in it.
+        communicates: for each kind of pass, whether replicas wait for each other in it: none is left without rows.
         facts_of: for each kind of pass, what its last trace found out.
     """
 
@@ -74,7 +73,7 @@ class Functions:
         self.weights = list(self.variables.weights)
         self.shapes = [tuple(weight.shape) for weight in self.weights]
         self._shards = own.replicas * options.accumulate
-        self.replicas: dict[Pass, Separate] = {}
+        self.communicates: dict[Pass, bool] = {}
         self._traced: dict[Pass, Any] = {}
         is_whole = options.whole_batch and own.replicas > 1
         self._communicate("train", communicate=self.state.synchronized or is_whole)
@@ -91,7 +90,7 @@ class Functions:
         def shard_sums(values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
             return self.shard_sums(what, values, batch, place, total)
 
-        self.replicas[what] = self.devices.replicas(communicate=communicate)
+        self.communicates[what] = communicate
         jit_compile = self.options.jit_compile
         self._traced[what] = self.devices.trace(shard_sums, alone=not communicate, jit_compile=jit_compile)
 
@@ -102,7 +101,7 @@ class Functions:
         except NotAFunction as why:
             raise self._refused(what, why) from why
         self._totals = self._totals or Totals(self._model)
-        if found.asks and not self.replicas[what].communicate:
+        if found.asks and not self.communicates[what]:
             self._communicate(what, communicate=True)
 
     @property
@@ -146,10 +145,10 @@ class Functions:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
-        `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows. `total`
-        is how many rows the whole batch has, where that must be known.
+        `is_all` as of `weigh_copies`. Where the size of the `largest` shard is given, gradients of tables stay rows.
+        `total` is how many rows the whole batch has, where that must be known.
         """
-        traced, communicate = self._traced[what], self.replicas[what].communicate
+        traced, communicate = self._traced[what], self.communicates[what]
         like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
@@ -199,7 +198,7 @@ class Functions:
                 f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
                 "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
             )
-        if ran.scope.asks and self.own.replicas > 1 and not (self.replicas[what].communicate or ambient.draws):
+        if ran.scope.asks and self.own.replicas > 1 and not (self.communicates[what] or ambient.draws):
             raise StepError(
                 "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
                 "batches have masks and weights, or none."
@@ -247,7 +246,8 @@ class Functions:
             state = self.state.sums(state, ran.state, totals[EXAMPLES])
             return ShardSums(gradients, [term.divisor.own for term in terms], state, totals)
 
-        of_shard: ShardSums = self.replicas[what].run(batch, sums)
+        always = self.communicates[what] or not self.devices.branches
+        of_shard: ShardSums = unless_empty(batch, sums, always=always)
         return of_shard
 
     def _factor(self, ran: Ran, values: Changing) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -282,22 +282,23 @@ class Functions:
         rate = [] if self.clock.rate is None else [self.clock.rate]
         with tf.device(HOST):
             step = [tf.cast(self.clock.now().count, tf.int32)] if self.options.transforms else []
-        pure = functools.partial(self._new_values, step)
-        found = self.apply.update(pure, sums, self.variables.regroup(flat), rate)
+        old = self.variables.regroup(flat)
+        new, totals, left = self._new_values(step, sums, values_of(old), rate)
         if isinstance(self._new_values, TraceOnce):
             require_only_read(self._new_values.variables, self.variables.flat)
-        return found
+        self.apply.write(old, rate, *left)
+        return new, totals
 
     def _pure_new_values(
         self, step: Sequence[tf.Tensor], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor | None], tf.Tensor, Nest]:
-        """Return new values and totals, and what is left to do: the gradients of tables, and whether they count.
+        """Return new values and totals, and what is left to write: the gradients of tables, and whether they count.
 
         First the mean gradient, then the transforms of it, then the optimizer, then averages of what that comes to. In
         all of them small weights are joined, as the optimizer joins them.
         """
         totals = sums["totals"]
-        summed, rows = self.apply.summed(sums["gradients"], self.facts)
+        summed, rows = self.facts.summed(sums["gradients"], self.tables)
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
         joined = self.apply.joined(self.facts, self.devices.stages)
         means = self.facts.means(joined, summed, divisors)
@@ -314,3 +315,8 @@ class Functions:
         finite = all_finite(summed)
         new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self.options.loss_scale.new_values(finite, old.scale)], totals, (left, [finite])
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
+    """Return a dense gradient of static shape: some optimizers treat sparse ones differently."""
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), shape)

@@ -35,10 +35,10 @@ from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.assigned import run_and_combine, write_means
 from mirrorkit.train.step.averages import Averages, no_averages
-from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.functions import Functions
-from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
+from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty, weigh_copies
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.measured import Measured
@@ -118,7 +118,7 @@ class Supervised(LoopStep):
         self.is_whole, self.is_synchronized = options.whole_batch, state.synchronized
         self.on_first = self._devices.on_first
         # A layer that is synchronized may communicate in predict too.
-        self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
+        self._always_predicts = options.whole_batch or state.synchronized or not self._devices.branches
         # Traced where it has to be: to compute where the values are.
         self._outputs_with = self._devices.trace(self._pure_outputs, alone=self._devices.stages is not None)
         self.functions = Functions(
@@ -131,7 +131,7 @@ class Supervised(LoopStep):
             self.functions.new_values,
             last_wins=self.scale[:2],  # the scale and its counter
             in_place=self._in_place,
-            reduce=lambda sums: self._devices.reduce(sums, self.functions.facts),
+            reduce=self._devices.reducing(lambda: self.functions.facts),
         )
         self.running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
 
@@ -225,11 +225,11 @@ class Supervised(LoopStep):
     def _sums(
         self, what: Pass, batch: GlobalBatch, values: Changing, place: tf.Tensor, largest: int | None = None
     ) -> Sums:
-        rows, copies = self.functions.replicas[what].rows(batch)
+        communicates = self.functions.communicates[what]
+        rows, is_all = share_of(batch, communicates=communicates, branches=self._devices.branches)
         self.prepare(rows, what)
         parts = self.unpack(rows).present
-        sums = self.functions.sums(what, values, parts, place, batch.examples(), copies.is_all, largest)
-        return copies.weigh(sums)
+        return weigh_copies(self.functions.sums(what, values, parts, place, batch.examples(), is_all, largest), is_all)
 
     def update(self, sums: Sums) -> tf.Tensor:
         """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
@@ -281,13 +281,14 @@ class Supervised(LoopStep):
                     rows,
                     self.outputs,
                     tables=self._in_place,
-                    always=self._predicting.communicate,
+                    always=self._always_predicts,
                     model=self.trained,
                 )
         values = self.values()
         if self.clock.draws:
             values = values._replace(state=self._layer_state.seeded(values.state, now().place()))
-        return self._predicting.run(rows, lambda: self._outputs_with(values, rows), outputs=True)
+        outputs = functools.partial(self._outputs_with, values, rows)
+        return unless_empty(rows, outputs, always=self._always_predicts, rows_of_none=True)
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
