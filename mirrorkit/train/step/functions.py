@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums, Variable
+from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
@@ -26,28 +25,34 @@ from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import overrides
+from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.devices import OneDevice
 from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, sent_by_rows
 from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
 from mirrorkit.train.step.tables import needs_rows, values_of
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
-@dataclass(eq=False)
 class Functions:
-    """The functions of one step, whose update has as many shards as replicas times batches.
+    """The functions of one step; making one creates what is missing (slots, averages, loss scale) in the scope.
+
+    Args:
+        strategy: of the replicas; an update has as many shards as there are of these, times batches.
+        optimizer: of the model.
+        options: of the step.
+        own: the model's step.
 
     Attributes:
         state: the layer state.
+        averages: with `ema`, those of the weights; else None.
         variables: what an update changes.
+        clock: what the host knows of the step that is running.
+        devices: where the variables lie.
         apply: the optimizer.
-        own: the model's step.
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
         weights: those that it trains.
         shapes: of these.
@@ -55,23 +60,30 @@ class Functions:
         facts_of: for each kind of pass, what its last trace found out.
     """
 
-    options: Options
-    state: LayerState
-    variables: Changing
-    averages: Averages | None
-    transforms: Transforms
-    clock: Clock
-    devices: OneDevice
-    apply: ReplicatedOptimizer
-    own: OwnStep
-
-    def __post_init__(self) -> None:
-        """Say where it is to be traced."""
-        own, options = self.own, self.options
-        self._model = own.model
-        self.tables = self.apply.tables
-        self.weights = list(self.variables.weights)
+    def __init__(
+        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, options: Options, own: OwnStep
+    ) -> None:
+        self.options, self.own, self._model = options, own, own.model
+        self.weights = list(self._model.trainable_variables)
         self.shapes = [tuple(weight.shape) for weight in self.weights]
+        self.state = LayerState(self._model)
+        self.averages: Averages | None = None
+        scale: list[Variable] = []  # the loss scale, good steps, skipped steps
+        with strategy.scope():
+            self.apply = variants.make_optimizer(options, strategy, optimizer, self._model)
+            if options.ema is not None:
+                self.averages = Averages(options.ema, self.weights, self.state)
+            if options.loss_scale is not None:
+                scale = options.loss_scale.create()
+            self._transforms = Transforms(options.chain, self.weights)
+        averages = self.averages.variables if self.averages else []
+        groups = averages, self._transforms.variables, scale
+        self.variables = Changing(self.weights, self.state.variables, list(optimizer.variables), *groups)
+        counters, always = [optimizer.iterations, *scale[2:]], bool(options.runs_keras or options.transforms)
+        self.clock = Clock(optimizer, counters, self.state.seeds, always=always)
+        self.tables = self.apply.tables
+        # Where it is to be traced.
+        self.devices = variants.make_devices(options, strategy, self.variables)
         self._shards = own.replicas * options.accumulate
         self.communicates: dict[Pass, bool] = {}
         self._traced: dict[Pass, Any] = {}
@@ -302,7 +314,7 @@ class Functions:
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
         joined = self.apply.joined(self.facts, self.devices.stages)
         means = self.facts.means(joined, summed, divisors)
-        gradients, transforms = self.transforms(means, old.transforms, step[0] if step else None, joined)
+        gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
         weights, slots = self.apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
         state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         iterations = old.slots[self.apply.iterations]
