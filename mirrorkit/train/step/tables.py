@@ -17,7 +17,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows, Joined, slots_by_name, treats_numbers_alike
+from mirrorkit.optim import ByRows, Joined, places_of, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
@@ -70,9 +70,7 @@ class TableOptimizer(ReplicatedOptimizer):
         self._strategy, self.lazy = strategy, lazy
         self._shapes = [tuple(weight.shape) for weight in weights]
         self._pure: dict[tuple[int, int], tuple[ByRows, TraceOnce]] = {}  # by table and number of rows
-        lists = slots_by_name(optimizer).values()
-        own = {id(of_all[i]) for of_all in lists for i in self.tables}
-        self._slots = [place for place, variable in enumerate(optimizer.variables) if id(variable) in own]
+        self._slots = [of_all[i] for of_all in places_of(optimizer)[0] for i in self.tables]
 
     def in_place(self, weights: Sequence[Variable]) -> list[Variable]:
         """Return the tables and their slots."""
