@@ -261,7 +261,7 @@ _OFF = [
         "copies of a batch count once",
         ("synchronized BatchNorm, empty share",),
         _replaced(
-            "supervised",
+            functions,
             "weigh_copies",
             lambda weigh: lambda sums, is_all: sums | {"totals": weigh(sums, is_all)["totals"]},
         ),

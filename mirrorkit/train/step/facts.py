@@ -72,16 +72,16 @@ class ShardSums(NamedTuple):
         return ShardSums(gradients, divisors, state, zeros(self.totals))
 
 
-def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable], *, always: bool) -> Sums:
+def sent_by_rows(sums: ShardSums, largest: ShardSums | None, weights: Sequence[Variable], *, always: bool) -> Sums:
     """Return the sums that travel, those of tables by rows where this is less, or `always`; in replica context.
 
     Args:
         sums: of this replica.
-        largest: those of the replica with the most examples; only the shapes count.
+        largest: those of the replica with the most examples; only the shapes count. Without them no rows travel.
         weights: the variables.
     """
     replica, replicas = this_replica()
-    of_terms = [pair for of_term in largest.gradients for pair in enumerate(of_term)]
+    of_terms = [pair for of_term in (largest.gradients if largest else []) for pair in enumerate(of_term)]
     lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, SparseGradient)}
     sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
     blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}

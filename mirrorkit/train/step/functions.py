@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.reduce.sparse_gradient import SparseGradient, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.own_step import OwnStep
@@ -29,7 +29,7 @@ from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, sent_by_rows
-from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty
+from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty, weigh_copies
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
@@ -161,7 +161,7 @@ class Functions:
         `total` is how many rows the whole batch has, where that must be known.
         """
         traced, communicate = self._traced[what], self.communicates[what]
-        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
+        like, sent = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self.apply.lazy and what == "train":
@@ -170,15 +170,12 @@ class Functions:
             if what not in self.facts_of:
                 self._found(what, like or traced.trace(values, of_size(batch, None), place, total).structured_outputs)
             if like is not None:
-                return by_rows(like.nothing, like)
+                return sent(like.nothing, like)
             return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), self.facts_of[what].specs)
         with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
             sums = traced(values, batch, place, total)
         self._found(what, sums)
-        return sums.sent(self._dense) if like is None else by_rows(sums, like)
-
-    def _dense(self, weight: int, rows: SparseGradient) -> tf.Tensor:
-        return dense_of(rows.ids, rows.values, self.shapes[weight][0])
+        return weigh_copies(sent(sums, like), is_all)
 
     def _found(self, what: Pass, sums: ShardSums) -> None:
         """Keep the facts of a trace; refuse one of a training that finds others than earlier ones."""
@@ -243,18 +240,13 @@ class Functions:
             ran = self.run(what, values, state, batch, place, total)
             factor, divisor = self._factor(ran, values)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms
-
-            def sent(gradients: Sequence[Any], factor: tf.Tensor | None) -> list[tf.Tensor | SparseGradient | None]:
-                def times(gradient: tf.Tensor) -> tf.Tensor:
-                    return gradient if factor is None else gradient * tf.cast(factor, gradient.dtype)
-
-                return [self._sum(i, g, times, i in self.tables and not terms) for i, g in enumerate(gradients)]
-
-            gradients = [sent(ran.gradients if ran.scope.rest is None else ran.scope.rest, factor)]
+            rest = ran.gradients if ran.scope.rest is None else ran.scope.rest
+            gradients = [self._sent(rest, factor, by_rows=not terms)]
             for term in terms:
                 # What counts in the whole batch, for the rows that the rest is multiplied by.
                 of_term = term.divisor.portion / ran.scope.share.rows
-                gradients.append(sent(term.gradients, of_term if factor is None else factor * of_term))
+                of_term = of_term if factor is None else factor * of_term
+                gradients.append(self._sent(term.gradients, of_term, by_rows=False))
             state = self.state.sums(state, ran.state, totals[EXAMPLES])
             return ShardSums(gradients, [term.divisor.own for term in terms], state, totals)
 
@@ -277,17 +269,26 @@ class Functions:
         unscale = (self.options.accumulate if is_part else self._shards) / values.scale[0]
         return unscale if factor is None else factor * unscale, divisor
 
-    def _sum(
-        self, weight: int, gradient: Any, unscale: Callable[[tf.Tensor], tf.Tensor], may_be_rows: bool
-    ) -> tf.Tensor | SparseGradient | None:
-        """Return a weight's gradient as it is sent: None, rows, or dense."""
-        if gradient is None:
-            return None
-        if may_be_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
-            return SparseGradient(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
-        if self.apply.lazy and weight in self.tables:
-            raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
-        return unscale(dense(gradient, self.shapes[weight]))
+    def _sent(
+        self, gradients: Sequence[Any], factor: tf.Tensor | None, *, by_rows: bool
+    ) -> list[tf.Tensor | SparseGradient | None]:
+        """Return the gradients times a factor as they are sent: None, dense, or of tables perhaps `by_rows`."""
+
+        def times(gradient: tf.Tensor) -> tf.Tensor:
+            return gradient if factor is None else gradient * tf.cast(factor, gradient.dtype)
+
+        def sent(weight: int, gradient: Any) -> tf.Tensor | SparseGradient | None:
+            if gradient is None:
+                return None
+            if weight in self.tables:
+                if by_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
+                    rows = times(tf.convert_to_tensor(gradient.values))
+                    return SparseGradient(tf.cast(gradient.indices, tf.int64), rows)
+                if self.apply.lazy:
+                    raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
+            return times(dense(gradient, self.shapes[weight]))
+
+        return [sent(weight, gradient) for weight, gradient in enumerate(gradients)]
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
@@ -309,10 +310,9 @@ class Functions:
         First the mean gradient, then the transforms of it, then the optimizer, then averages of what that comes to. In
         all of them small weights are joined, as the optimizer joins them.
         """
-        totals = sums["totals"]
+        totals, joined = sums["totals"], self.apply.joined(self.facts, self.devices.stages)
         summed, rows = self.facts.summed(sums["gradients"], self.tables)
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
-        joined = self.apply.joined(self.facts, self.devices.stages)
         means = self.facts.means(joined, summed, divisors)
         gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
         weights, slots = self.apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)

@@ -24,18 +24,18 @@ Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its de
 
 
 @dataclass(frozen=True)
-class TraceOnEach:
-    """As `TraceOnce`, with a trace for each replica: a trace names devices."""
+class OnEach:
+    """A function for each replica, since it names devices: as `TraceOnce` where these are."""
 
     strategy: tf.distribute.Strategy
-    functions: Sequence[TraceOnce]
+    functions: Sequence[Any]
 
     def __call__(self, *args: Nest) -> Nest:
-        """Call this replica's trace that fits `args`."""
+        """Call this replica's."""
         return self.functions[local_replica(self.strategy)](*args)
 
     def trace(self, *args: Nest) -> ConcreteFunction:
-        """Return it."""
+        """Return this replica's trace that fits `args`."""
         return self.functions[local_replica(self.strategy)].trace(*args)
 
 
@@ -91,13 +91,11 @@ class SeveralDevices(OneDevice):
             yield from zip(old.flat, self._devices[replica].flat, strict=True)
 
         placed = of_update if facts else of_pass
-        functions: list[Callable[..., Any]] = [
+        functions = [
             follow_variables(function, functools.partial(placed, replica), first)
             for replica, first in enumerate(self._first)
         ]
-        if alone:
-            return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
-        return lambda *args: functions[local_replica(self._strategy)](*args)
+        return OnEach(self._strategy, [TraceOnce(one) if alone else one for one in functions])
 
     def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
         """See `OneDevice`."""

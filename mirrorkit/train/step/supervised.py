@@ -20,7 +20,6 @@ from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import require
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
-    check_model,
     check_predicts_as_keras,
     check_still_trainable,
     check_variables,
@@ -35,7 +34,7 @@ from mirrorkit.train.step.assigned import run_and_combine, write_means
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.functions import Functions
-from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty, weigh_copies
+from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.measured import Measured
@@ -56,6 +55,7 @@ class Supervised(LoopStep):
         is_whole: whether the loss is over the whole batch, so that a share has none by itself.
         is_synchronized: whether a layer talks to the other replicas.
         on_first: of a placed model, what lets a function compute on the devices of the first replica; else None.
+        update: reduces what `sums` returned on each replica, writes the new values, and returns the totals.
         running: with `accumulate`, the variables that add up an update's batches.
     """
 
@@ -74,8 +74,6 @@ class Supervised(LoopStep):
         shown: KerasModel,
     ) -> None:
         require_same_compile(model, options.compiled)
-        if options.runs_keras:
-            check_model(model, scaled=options.loss_scale is not None)
         options = variants.for_strategy(options, strategy, model)
         if is_tpu(strategy):
             require_tpu_precision(model)
@@ -102,7 +100,7 @@ class Supervised(LoopStep):
         # Traced where it has to be: to compute where the values are.
         self._outputs_with = devices.trace(self._pure_outputs, alone=devices.stages is not None)
         self._in_place = functions.apply.in_place(functions.weights)
-        self._update = Update(
+        self.update = Update(
             strategy,
             self.variables,
             functions.new_values,
@@ -202,7 +200,7 @@ class Supervised(LoopStep):
         With the size of the `largest` share of a replica they cannot be added up.
         """
         now = self.clock.now()
-        return self._sums("train", batch, self.values(now.seeds, in_place=True), now.place(part, use), largest)
+        return self._sums("train", batch, self.values(now.seeds), now.place(part, use), largest)
 
     def _sums(
         self, what: Pass, batch: GlobalBatch, values: Changing, place: tf.Tensor, largest: int | None = None
@@ -211,30 +209,26 @@ class Supervised(LoopStep):
         rows, is_all = share_of(batch, communicates=communicates, branches=self.functions.devices.branches)
         self.prepare(rows, what)
         parts = self.unpack(rows).present
-        return weigh_copies(self.functions.sums(what, values, parts, place, batch.examples(), is_all, largest), is_all)
-
-    def update(self, sums: Sums) -> tf.Tensor:
-        """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
-        return self._update(sums)
+        return self.functions.sums(what, values, parts, place, batch.examples(), is_all, largest)
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
         if len(batches) > 1 and not is_parameter_server(self.strategy):
             for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
                 self.strategy.run(lambda part=part, batch=batch: self.running.add(self.sums(batch, part), part))
-            return self._update.after(self.running.read)()
+            return self.update.after(self.running.read)()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
             parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
-        return self._update.after(sums)()
+        return self.update.after(sums)()
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
-        values = self.values(now.seeds, in_place=True)
+        values = self.values(now.seeds)
         sums = self._sums("test", batch, values, now.place())
         if sums["state"]:
             changes = self.functions.facts_of["test"].changes
@@ -303,11 +297,12 @@ class Supervised(LoopStep):
         """Turn totals into Keras's logs: the loss, then each metric."""
         return self.totals.logs(totals)
 
-    def values(self, known: Mapping[int, tf.Tensor] | None = None, *, in_place: bool = False) -> Changing:
-        """Read what the computation on a replica depends on, where it is not known by the id of its variable.
+    def values(self, seeds: dict[int, tf.Tensor] | None = None) -> Changing:
+        """Read what the computation depends on.
 
-        With `in_place`, in replica context, tables stay variables.
+        On a replica the `seeds` are given, by the ids of their variables, and tables stay variables.
         """
-        known, groups = dict(known or {}), self.functions.variables._replace(slots=[], averages=[], transforms=[])
-        known |= {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
+        tables = [] if seeds is None else self._in_place
+        known = (seeds or {}) | {id(v): own_copy(v, local_replica(self.strategy)) for v in tables}
+        groups = self.functions.variables._replace(slots=[], averages=[], transforms=[])
         return Changing(*[[known[id(v)] if id(v) in known else read(v) for v in group] for group in groups])
