@@ -18,6 +18,7 @@ from mirrorkit.optim.other_weights import decays as decays
 from mirrorkit.optim.other_weights import twin_for as twin_for
 from mirrorkit.optim.packed import Joined as Joined
 from mirrorkit.optim.packed import Packed as Packed
+from mirrorkit.optim.slots import places_of as places_of
 from mirrorkit.optim.slots import slots_by_name as slots_by_name
 from mirrorkit.optim.slots import treats_numbers_alike as treats_numbers_alike
 

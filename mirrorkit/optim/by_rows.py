@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasOptimizer
 from mirrorkit.optim.functional import functional_apply, trainable_variables
 from mirrorkit.optim.other_weights import StandIn, decays, twin_for
-from mirrorkit.optim.slots import slots_by_name
+from mirrorkit.optim.slots import places_of
 
 _RATE = 1e30  # a learning rate with which the least weight decay shows
 
@@ -32,9 +32,7 @@ class ByRows:
         self._twin, known = twin_for(
             optimizer, [StandIn((rows, *of.shape[1:]), of.dtype, decays(optimizer, of), of.path)]
         )
-        places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
-        slots = [[places.pop(id(slot)) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
-        others = list(places.values())
+        slots, others = places_of(optimizer)
         self.is_slot = [slot.weight is not None for slot in known]
         self.places = [others[slot.kind] if slot.weight is None else slots[slot.kind][weight] for slot in known]
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.functional import trainable_variables
 from mirrorkit.optim.other_weights import StandIn, decays, twin_for
-from mirrorkit.optim.slots import slots_by_name, treats_numbers_alike
+from mirrorkit.optim.slots import places_of, treats_numbers_alike
 
 # In bytes. A larger weight stays by itself: copying it takes longer than the operations that are saved. Processor
 # time of ResNet-56's update with SGD, of what it was without joining: 0.89 at 4 KiB, 0.81 at 16, 0.90 at 40. For
@@ -92,9 +92,7 @@ class Packed(Joined):
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
         groups = _groups(optimizer, weights, has_gradient, devices or [None] * len(weights), elsewhere)
-        places = {id(variable): place for place, variable in enumerate(variables)}
-        slots = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
-        others = list(places.values())  # of the rest: iterations, learning rate
+        slots, others = places_of(optimizer)  # others: iterations, learning rate
         # Only where the others are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if not elsewhere and (len(groups) == len(weights) or any(variables[place].ndim for place in others)):
             super().__init__(weights, [[i] for i in range(len(weights))])

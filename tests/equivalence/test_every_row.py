@@ -19,17 +19,18 @@ from cases import CASES
 
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.optim import ByRows, functional
+from mirrorkit.strategy import local_replica
 from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.reduce import sparse_gradient, transforms
-from mirrorkit.train.step import devices, functions, options, replicated_optimizer
+from mirrorkit.train.reduce import sparse_gradient, transforms, update
+from mirrorkit.train.step import functions, options, replicated_optimizer
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.compiled_model import CompiledModel
-from mirrorkit.train.step.empty_shares import Copies, Separate
 from mirrorkit.train.step.global_batch import HostBatch
+from mirrorkit.train.step.several_devices import SeveralDevices
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals import totals
 
@@ -135,14 +136,22 @@ def _in_bfloat16(reduced: Any) -> Any:
     return reduce
 
 
-def _of_first_device(reduced: Any, sums: Any, devices: Any, **options: Any) -> Any:
-    names = tf.nest.flatten(devices)
-    both = zip(tf.nest.flatten(reduced(sums, devices, **options)), tf.nest.flatten(sums), names, strict=True)
-    return tf.nest.pack_sequence_as(sums, [whole if name == min(names) else own for whole, own, name in both])
+def _of_first_device(reducing: Any) -> Any:
+    def made(devices: Any, facts: Any) -> Any:
+        reduce = reducing(devices, facts)
+
+        def reduced(sums: Any) -> Any:
+            names = tf.nest.flatten(devices.of_sums(facts(), local_replica(tf.distribute.get_strategy())))
+            both = zip(tf.nest.flatten(reduce(sums)), tf.nest.flatten(sums), names, strict=True)
+            return tf.nest.pack_sequence_as(sums, [whole if name == min(names) else own for whole, own, name in both])
+
+        return reduced
+
+    return made
 
 
 def _run_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Separate, "run", lambda replicas, rows, full: full())  # where the size is not known
+    monkeypatch.setattr(functions, "unless_empty", lambda rows, full, **_: full())  # where the size is not known
     monkeypatch.setattr(functions, "has_no_rows", lambda batch: False)  # where it is
 
 
@@ -163,7 +172,7 @@ _OFF = [
     _Off(
         "the reduction",
         ("SGD", "several inputs and outputs", "transformer", "all at once"),
-        _replaced(devices, "all_reduce", lambda _: lambda sums, **options: sums),
+        _replaced(update, "all_reduce", lambda _: lambda sums, **options: sums),
     ),
     _Off(
         "slots are kept",
@@ -199,7 +208,7 @@ _OFF = [
         ('loss_scale="dynamic", mixed_float16, overflows',),
         _computed(_skipped_alone),
     ),
-    _Off("sums in float32", ("mixed_bfloat16",), _replaced(devices, "all_reduce", _in_bfloat16)),
+    _Off("sums in float32", ("mixed_bfloat16",), _replaced(update, "all_reduce", _in_bfloat16)),
     _Off(
         "weights of examples",
         ("sample weights", "class weights"),
@@ -250,14 +259,16 @@ _OFF = [
     _Off(
         "copies of a batch count once",
         ("synchronized BatchNorm, empty share",),
-        _replaced(Copies, "weigh", lambda weigh: lambda copies, sums: sums | {"totals": weigh(copies, sums)["totals"]}),
+        _replaced(
+            functions,
+            "weigh_copies",
+            lambda weigh: lambda sums, is_all: sums | {"totals": weigh(sums, is_all)["totals"]},
+        ),
     ),
     _Off(
         "sums of a replica's second device are reduced",
         ("momentum",),
-        _replaced(
-            "several_devices", "all_reduce_by_device", lambda reduced: functools.partial(_of_first_device, reduced)
-        ),
+        _replaced(SeveralDevices, "reducing", _of_first_device),
         ("layout", 2),
     ),
     _Off(

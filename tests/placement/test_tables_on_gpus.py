@@ -13,7 +13,7 @@ from gpu_placement import placement
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce import sparse_gradient
-from mirrorkit.train.step import tables
+from mirrorkit.train.step import facts, tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_tables")]
 
@@ -71,5 +71,5 @@ def test_rows_that_the_host_would_count_are_seen(monkeypatch: pytest.MonkeyPatch
         return found._replace(number=tf.unique(found.ids)[1])
 
     summed = sparse_gradient.summed
-    monkeypatch.setattr(tables, "summed", unique)
+    monkeypatch.setattr(facts, "summed", unique)
     assert _report("SGD", sparse_embeddings=True).problems != []

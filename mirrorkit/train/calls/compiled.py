@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, ConcreteFunction, Nest, Spec
+from mirrorkit._types import Batch, ConcreteFunction, Nest
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
@@ -97,10 +97,6 @@ class Calls:
             return
         for part in data.parts(steps, self._batches_of(what)):
             yield self._trace(what, data, part.sizes)
-
-    def predict_function(self, element_spec: Spec) -> ConcreteFunction:
-        """Return the function that `predict` would call for batches like these; traces, runs nothing."""
-        return self._predict.get_concrete_function(element_spec, None, tf.TensorSpec([2], tf.int32))
 
     @property
     def traces(self) -> int:

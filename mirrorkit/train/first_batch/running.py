@@ -18,9 +18,8 @@ from mirrorkit.train.first_batch.sampled_rows import parts_of
 from mirrorkit.train.keras_model.calling import value_scope
 from mirrorkit.train.keras_model.layer_state import is_seed
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient, folded
-from mirrorkit.train.step.changing import Changing, dense
-from mirrorkit.train.step.facts import ShardSums
-from mirrorkit.train.step.functions import Functions
+from mirrorkit.train.step.facts import Changing, ShardSums
+from mirrorkit.train.step.functions import Functions, dense
 from mirrorkit.train.step.loop_step import FirstOf, Pass
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, LOSS

@@ -21,8 +21,7 @@ from mirrorkit._types import Nest, TensorLike
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient, replaces
-from mirrorkit.train.reduce.packing import pack, unpack
-from mirrorkit.train.reduce.reduction import all_reduce
+from mirrorkit.train.reduce.reduction import all_reduce, pack, unpack
 
 Function: TypeAlias = Callable[..., tf.Tensor]
 Total: TypeAlias = Callable[[tf.Tensor], tf.Tensor]

@@ -1,4 +1,4 @@
-"""The one reduction of a step: the sums of all replicas, packed into few messages."""
+"""The one reduction of a step: the sums of all replicas, packed into few messages instead of one per variable."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums
+from mirrorkit._types import Sums
+from mirrorkit.errors import StepError
 from mirrorkit.strategy import gathers, local_replica, replica_devices
 from mirrorkit.train.ambient import ambient, switching
-from mirrorkit.train.reduce.packing import message_size, pack, unpack
 
+# Small models send one message; big ones several, which overlap with the backward pass. On CPUs a message is a copy in
+# memory, and small ones need less of it in no more time (32 MiB measured beside 8). Not measured on GPUs.
+_SIZE, _SIZE_ON_CPUS = 32 * 2**20, 8 * 2**20
 # In bytes: up to this size a message is gathered. Every worker gets those of all and adds them up itself, in n - 1 hops
 # of n workers; a ring takes twice as many, with less in each. On 2, 3 and 4 workers of one machine gathering took 0.5
 # to 0.8 of the ring's time up to 256 KiB, and as long or longer from 1 MB on (examples/benchmarks/all_reduce.py).
@@ -40,29 +43,11 @@ def all_reduce(sums: Sums) -> Sums:
     """
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return sums
-    return tf.nest.pack_sequence_as(sums, _packed_sums(tf.nest.flatten(sums)))
-
-
-@ambient.set(alone=False)
-def all_reduce_by_device(sums: Sums, devices: Nest) -> Sums:
-    """As `all_reduce`, each tensor on the device that `devices`, a nest like `sums`, names for it."""
-    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
-        return sums
-    flat, names = tf.nest.flatten(sums), tf.nest.flatten(devices)
-    results: dict[int, tf.Tensor] = {}
-    for device in sorted(set(names)):
-        places = [i for i, name in enumerate(names) if name == device]
-        with tf.device(device):
-            results.update(zip(places, _packed_sums([flat[i] for i in places]), strict=True))
-    return tf.nest.pack_sequence_as(sums, [results[i] for i in range(len(flat))])
-
-
-def _packed_sums(flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    strategy = tf.distribute.get_strategy()
+    flat, strategy = tf.nest.flatten(sums), tf.distribute.get_strategy()
     size = message_size(replica_devices(strategy)[local_replica(strategy)])
     # Each by itself: of a list TensorFlow would make one message again, which waits until the last gradient is there.
     messages = [_sum(message) for message in pack(flat, size)]
-    return unpack(messages, flat, size)
+    return tf.nest.pack_sequence_as(sums, unpack(messages, flat, size))
 
 
 def _sum(message: tf.Tensor) -> tf.Tensor:
@@ -97,3 +82,50 @@ def _instance_key(message: tf.Tensor) -> int:
         place = next(_places.setdefault(tf.compat.v1.get_default_graph(), itertools.count(1)))
     elements: int = message.shape.num_elements() - 1  # 18 bits
     return (place % 2**11) << 20 | _GATHERED.index(message.dtype) << 18 | elements
+
+
+def message_size(device: str) -> int:
+    """Return the size of a message in bytes for the device of a replica."""
+    return _SIZE_ON_CPUS if "CPU" in device else _SIZE
+
+
+def pack(tensors: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
+    """Concatenate tensors of static shape into flat buckets of at most `size` bytes (a larger tensor has its own).
+
+    They hold floating-point numbers; neighbours of the same dtype share a bucket.
+    """
+    for tensor in tensors:
+        if not (tensor.shape.is_fully_defined() and tensor.dtype.is_floating):
+            raise StepError(
+                f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
+                f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
+            )
+    flat = [[_shaped(tensor, [-1]) for tensor in bucket] for bucket in _buckets(tensors, size)]
+    return [tf.concat(parts, 0) if len(parts) > 1 else parts[0] for parts in flat]
+
+
+def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
+    """Undo `pack`: the values of `buckets` in the shapes of `like`."""
+    tensors = []
+    for flat, members in zip(buckets, _buckets(like, size), strict=True):
+        parts = tf.split(flat, [t.shape.num_elements() for t in members]) if len(members) > 1 else [flat]
+        tensors += [_shaped(part, t.shape) for part, t in zip(parts, members, strict=True)]
+    return tensors
+
+
+def _shaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Reshape where that changes anything: the first step traces and optimizes every operation, on each replica."""
+    return tensor if tensor.shape.rank == len(shape) == 1 else tf.reshape(tensor, shape)
+
+
+def _buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[tf.Tensor]]:
+    buckets: list[list[tf.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.shape.num_elements() * tensor.dtype.size
+        if not buckets or tensor.dtype != buckets[-1][0].dtype or size > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(tensor)
+        room -= size
+    return buckets

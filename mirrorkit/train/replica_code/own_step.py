@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -97,9 +97,7 @@ class OwnStep:
             value = scope.state_mapping[id(variable)]
             return before if value is before else tf.ensure_shape(value, variable.shape)
 
-        given: dict[int, Any] = {}
-        if scope.applied is not None:
-            given = dict(zip(map(id, scope.applied.variables), scope.applied.gradients, strict=True))
+        given = {} if scope.applied is None else scope.applied.gradients
         gradients = [given.get(id(variable)) for variable in model.trainable_variables]
         state = [after(variable, value) for variable, value in others]
         return Ran(gradients, state[: len(values.state)], state[len(values.state) :], logs, scope)
@@ -185,7 +183,7 @@ def _require_one_update(model: KerasModel, what: str, ran: Ran) -> None:
     applied = ran.scope.applied
     if what == "train" and applied is None:
         raise NotAFunction("it makes no update by an optimizer's apply")
-    if applied is not None and all(gradient is None for gradient in applied.gradients):
+    if applied is not None and all(gradient is None for gradient in applied.gradients.values()):
         raise NotAFunction("it gives the optimizer no gradient")
     if what == "test" and applied is not None:
         raise NotAFunction("it makes an update")

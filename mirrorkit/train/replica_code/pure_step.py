@@ -38,8 +38,7 @@ class Applied(NamedTuple):
     """What an optimizer was given."""
 
     optimizer: KerasOptimizer
-    variables: list[KerasVariable]
-    gradients: list[Any]  # of the mean over the rows; None where there is none
+    gradients: dict[int, Any]  # of the mean over the rows, by the id of the weight; None where there is none
 
 
 class Divisor(NamedTuple):
@@ -150,7 +149,7 @@ class PureScope(ShareScope, Scope):
             raise NotAFunction(f"it updates {other[0]!r}, which is not among the model's trainable variables")
         if len(set(map(id, given))) < len(given):
             raise NotAFunction("it gives an optimizer a weight twice")
-        self.applied = Applied(optimizer, given, list(gradients))
+        self.applied = Applied(optimizer, dict(zip(map(id, given), gradients, strict=True)))
         self.at_update = 0 if self._graph is None else len(self._graph.get_operations())
 
     def portion(self, own: tf.Tensor) -> tf.Tensor:

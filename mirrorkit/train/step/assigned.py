@@ -17,7 +17,7 @@ from mirrorkit.train.keras_model.layer_state import advance, combined, is_genera
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.replica_code.scope import Assignments, adds_up
-from mirrorkit.train.step.empty_shares import has_no_rows, unless_empty
+from mirrorkit.train.step.global_batch import has_no_rows, unless_empty
 
 
 def run_and_combine(
@@ -48,7 +48,7 @@ def run_and_combine(
     if has_no_rows(rows) and not always and not tf.executing_eagerly():
         rows = tf.nest.map_structure(lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]), rows)
     with Assignments(local_replica(strategy), variables, tables=tables) as scope:
-        result = compute(rows) if always else unless_empty(rows, lambda: compute(rows), rows_of_none=outputs)
+        result = unless_empty(rows, lambda: compute(rows), always=always, rows_of_none=outputs)
     if model is not None:
         require_assignable(model, scope.noted)
     changed = []

@@ -13,7 +13,7 @@ from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.layer_state import LayerState
-from mirrorkit.train.step.changing import Changing
+from mirrorkit.train.step.facts import Changing
 from mirrorkit.variables import copies
 
 

@@ -92,6 +92,7 @@ def build_step(
         optimizer, scale = without_scale(optimizer)
         options = options if options.loss_scale else dataclasses.replace(options, loss_scale=scale)
         check_optimizer(optimizer)
+        check_model(model, scaled=options.loss_scale is not None)
     step = Supervised(strategy, model, optimizer, options, own=own, measured=measured, shown=shown)
     step.only_for = None if options.asked else only_for
     if isinstance(model, LossModel):  # now, when all are built

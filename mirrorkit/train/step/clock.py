@@ -99,24 +99,23 @@ class Clock:
     @contextmanager
     def at(self, start: Reading, index: tf.Tensor) -> Iterator[None]:
         """Within the block it is the `index`-th step after `start` was read, and no value is read from a device."""
+        reading = None
         if self._counts_steps:
             with tf.device(HOST):
                 count = start.count + tf.cast(index, tf.int64)
                 self.rate = None if self._schedule is None else self._schedule(count)
-            self._now = Reading(count, start.seeds)
-        try:
+            reading = Reading(count, start.seeds)
+        with self.given(reading):
             yield
-        finally:
-            self._now = self.rate = None
 
     @contextmanager
-    def given(self, reading: Reading) -> Iterator[None]:
-        """Within the block a batch is computed without training, and no value is read from a device."""
+    def given(self, reading: Reading | None) -> Iterator[None]:
+        """Within the block no value is read from a device where there is a reading: that of a batch, or of a step."""
         self._now = reading
         try:
             yield
         finally:
-            self._now = None
+            self._now = self.rate = None
 
     def require_same_schedule(self) -> None:
         """Refuse another schedule than the one that the step was built with: it is compiled into the step."""

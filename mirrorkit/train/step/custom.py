@@ -22,8 +22,7 @@ from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.devices import are_placed
-from mirrorkit.train.step.empty_shares import Communicating, unless_empty
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, unless_empty, weigh_copies
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 
 
@@ -200,9 +199,9 @@ class Custom(LoopStep):
             return tf.stack([examples, tf.add_n(sums), *sums])
 
         if self._test_gathers:
-            rows, copies = Communicating().rows(batch)
-            with ambient.set(gather=functools.partial(rows_of_all, is_all=copies.is_all)):
-                found: tf.Tensor = copies.weigh({"totals": totals(rows)})["totals"]
+            rows, is_all = batch.rows_or_all()
+            with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
+                found: tf.Tensor = weigh_copies({"totals": totals(rows)}, is_all)["totals"]
             return found
         return self._apart(batch.rows(), totals)
 
@@ -235,7 +234,7 @@ class Custom(LoopStep):
             if has_copies(self.strategy):
                 known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
                 return run_and_combine(self.strategy, known, rows, compute, always=predicts, outputs=False)
-            return compute(rows) if predicts else unless_empty(rows, lambda: compute(rows))
+            return unless_empty(rows, lambda: compute(rows), always=predicts)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""

@@ -9,9 +9,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Nest, Sums, Variable
 from mirrorkit.strategy import class_name, has_copies, is_on_own_devices, replica_devices
-from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.empty_shares import Communicating, Separate
 from mirrorkit.train.step.facts import TraceFacts
 from mirrorkit.variables import copies, is_placed
 
@@ -21,21 +19,19 @@ class OneDevice:
 
     Attributes:
         stages: for each weight the number of its device, where they differ.
+        branches: whether a share without rows may be left out by a branch, which lies on one device.
         on_first: lets a function of weights, state and more compute on the devices of the first replica, where it has
             several.
     """
 
     stages: Sequence[Hashable] | None = None
+    branches = True
     on_first: Callable[[Callable[..., Nest]], Callable[..., Nest]] | None = None
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self.has_copies = has_copies(strategy)
         self.description = class_name(strategy)
-
-    def replicas(self, *, communicate: bool) -> Separate:
-        """Return how replicas share a batch in a pass in which they communicate, or do not."""
-        return Communicating() if communicate else Separate()
 
     def trace(
         self,
@@ -51,9 +47,9 @@ class OneDevice:
         """
         return TraceOnce(function, jit_compile=jit_compile) if alone else function
 
-    def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
-        """Sum over all replicas; in replica context."""
-        return all_reduce(sums)
+    def reducing(self, facts: Callable[[], TraceFacts]) -> Callable[[Sums], Sums] | None:
+        """Return what sums over all replicas; None for `all_reduce`."""
+        return None
 
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
         """Return in the structure of a replica's sums the device of each."""

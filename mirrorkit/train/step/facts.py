@@ -1,19 +1,42 @@
-"""What tracing a step finds out about the model: which gradients there are, and which layer state changes."""
+"""What an update of a step changes, and what tracing finds out: which gradients there are, which state changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums, Variable
+from mirrorkit._types import KerasVariable, Nest, Sums, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
-from mirrorkit.train.reduce.sparse_gradient import SparseGradient, block_of, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient, SummedSparseGradient, block_of, dense_of, summed
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.variables import path
+
+Values: TypeAlias = "list[KerasVariable | tf.Tensor]"
+
+
+class Changing(NamedTuple):
+    """What an update changes, in groups: variables, or their values."""
+
+    weights: Values
+    state: Values  # of layers
+    slots: Values
+    averages: Values
+    transforms: Values  # their states
+    scale: Values
+
+    def regroup(self, flat: Sequence[tf.Tensor]) -> Changing:
+        """Put a flat list of as many things into the same groups."""
+        rest = iter(flat)
+        return Changing(*[[next(rest) for _ in group] for group in self])
+
+    @property
+    def flat(self) -> Values:
+        """All groups in one list."""
+        return [thing for group in self for thing in group]
 
 
 class ShardSums(NamedTuple):
@@ -49,16 +72,16 @@ class ShardSums(NamedTuple):
         return ShardSums(gradients, divisors, state, zeros(self.totals))
 
 
-def sent_by_rows(sums: ShardSums, largest: ShardSums, weights: Sequence[Variable], *, always: bool) -> Sums:
+def sent_by_rows(sums: ShardSums, largest: ShardSums | None, weights: Sequence[Variable], *, always: bool) -> Sums:
     """Return the sums that travel, those of tables by rows where this is less, or `always`; in replica context.
 
     Args:
         sums: of this replica.
-        largest: those of the replica with the most examples; only the shapes count.
+        largest: those of the replica with the most examples; only the shapes count. Without them no rows travel.
         weights: the variables.
     """
     replica, replicas = this_replica()
-    of_terms = [pair for of_term in largest.gradients for pair in enumerate(of_term)]
+    of_terms = [pair for of_term in (largest.gradients if largest else []) for pair in enumerate(of_term)]
     lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, SparseGradient)}
     sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
     blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}
@@ -111,6 +134,17 @@ class TraceFacts:
                 "the model or the loss computes something else, or a layer's `trainable` was changed since. Let it do "
                 "the same for batches of any size, or make a new optimizer and a new Step."
             )
+
+    def summed(
+        self, gradients: Sequence[tf.Tensor], tables: Sequence[int]
+    ) -> tuple[list[tf.Tensor], dict[int, SummedSparseGradient]]:
+        """Return the sums that were sent, those of a table for its rows, and of these which rows they are."""
+        sums, rows = list(gradients), dict[int, SummedSparseGradient]()
+        for place, i in enumerate(self.weights):
+            if i in tables and sums[place].shape.rank == 3:  # blocks of rows; a dense gradient has the rank 2
+                rows[i] = summed(sums[place])
+                sums[place] = rows[i].sums
+        return sums, rows
 
     def means(
         self, joined: Joined, flat: Sequence[tf.Tensor], divisors: Sequence[tf.Tensor | None]

@@ -6,75 +6,86 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Nest, Sums, Variable
+from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.reduce.sparse_gradient import SparseGradient, dense_of
+from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import overrides
+from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import Averages
-from mirrorkit.train.step.changing import Changing, dense
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.devices import OneDevice
-from mirrorkit.train.step.empty_shares import Separate, has_no_rows, of_size
-from mirrorkit.train.step.facts import ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty, weigh_copies
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
-from mirrorkit.train.step.tables import needs_rows
+from mirrorkit.train.step.tables import needs_rows, values_of
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
-@dataclass(eq=False)
 class Functions:
-    """The functions of one step, whose update has as many shards as replicas times batches.
+    """The functions of one step; making one creates what is missing (slots, averages, loss scale) in the scope.
+
+    Args:
+        strategy: of the replicas; an update has as many shards as there are of these, times batches.
+        optimizer: of the model.
+        options: of the step.
+        own: the model's step.
 
     Attributes:
         state: the layer state.
+        averages: with `ema`, those of the weights; else None.
         variables: what an update changes.
+        clock: what the host knows of the step that is running.
+        devices: where the variables lie.
         apply: the optimizer.
-        own: the model's step.
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
         weights: those that it trains.
         shapes: of these.
-        replicas: for each kind of pass, how replicas share a batch in it.
+        communicates: for each kind of pass, whether replicas wait for each other in it: none is left without rows.
         facts_of: for each kind of pass, what its last trace found out.
     """
 
-    options: Options
-    state: LayerState
-    variables: Changing
-    averages: Averages | None
-    transforms: Transforms
-    clock: Clock
-    devices: OneDevice
-    apply: ReplicatedOptimizer
-    own: OwnStep
-
-    def __post_init__(self) -> None:
-        """Say where it is to be traced."""
-        own, options = self.own, self.options
-        self._model = own.model
-        self.tables = self.apply.tables
-        self.weights = list(self.variables.weights)
+    def __init__(
+        self, strategy: tf.distribute.Strategy, optimizer: KerasOptimizer, options: Options, own: OwnStep
+    ) -> None:
+        self.options, self.own, self._model = options, own, own.model
+        self.weights = list(self._model.trainable_variables)
         self.shapes = [tuple(weight.shape) for weight in self.weights]
+        self.state = LayerState(self._model)
+        self.averages: Averages | None = None
+        scale: list[Variable] = []  # the loss scale, good steps, skipped steps
+        with strategy.scope():
+            self.apply = variants.make_optimizer(options, strategy, optimizer, self._model)
+            if options.ema is not None:
+                self.averages = Averages(options.ema, self.weights, self.state)
+            if options.loss_scale is not None:
+                scale = options.loss_scale.create()
+            self._transforms = Transforms(options.chain, self.weights)
+        averages = self.averages.variables if self.averages else []
+        groups = averages, self._transforms.variables, scale
+        self.variables = Changing(self.weights, self.state.variables, list(optimizer.variables), *groups)
+        counters, always = [optimizer.iterations, *scale[2:]], bool(options.runs_keras or options.transforms)
+        self.clock = Clock(optimizer, counters, self.state.seeds, always=always)
+        self.tables = self.apply.tables
+        # Where it is to be traced.
+        self.devices = variants.make_devices(options, strategy, self.variables)
         self._shards = own.replicas * options.accumulate
-        self.replicas: dict[Pass, Separate] = {}
+        self.communicates: dict[Pass, bool] = {}
         self._traced: dict[Pass, Any] = {}
         is_whole = options.whole_batch and own.replicas > 1
         self._communicate("train", communicate=self.state.synchronized or is_whole)
@@ -91,7 +102,7 @@ class Functions:
         def shard_sums(values: Changing, batch: Nest, place: tf.Tensor, total: tf.Tensor) -> ShardSums:
             return self.shard_sums(what, values, batch, place, total)
 
-        self.replicas[what] = self.devices.replicas(communicate=communicate)
+        self.communicates[what] = communicate
         jit_compile = self.options.jit_compile
         self._traced[what] = self.devices.trace(shard_sums, alone=not communicate, jit_compile=jit_compile)
 
@@ -102,7 +113,7 @@ class Functions:
         except NotAFunction as why:
             raise self._refused(what, why) from why
         self._totals = self._totals or Totals(self._model)
-        if found.asks and not self.replicas[what].communicate:
+        if found.asks and not self.communicates[what]:
             self._communicate(what, communicate=True)
 
     @property
@@ -147,11 +158,11 @@ class Functions:
         """Return what a shard adds: gradients, layer state and totals, a nest of float tensors; zeros without any rows.
 
         Of `values` only weights, state and scale are needed; `place` is for the seeds, see `LayerState.seeded`;
-        `is_all` as of `Copies`. Where the size of the `largest` shard is given, gradients of tables stay rows. `total`
-        is how many rows the whole batch has, where that must be known.
+        `is_all` as of `weigh_copies`. Where the size of the `largest` shard is given, gradients of tables stay rows.
+        `total` is how many rows the whole batch has, where that must be known.
         """
-        traced, communicate = self._traced[what], self.replicas[what].communicate
-        like, by_rows = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
+        traced, communicate = self._traced[what], self.communicates[what]
+        like, sent = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self.apply.lazy and what == "train":
@@ -160,15 +171,12 @@ class Functions:
             if what not in self.facts_of:
                 self._found(what, like or traced.trace(values, of_size(batch, None), place, total).structured_outputs)
             if like is not None:
-                return by_rows(like.nothing, like)
+                return sent(like.nothing, like)
             return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), self.facts_of[what].specs)
         with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
             sums = traced(values, batch, place, total)
         self._found(what, sums)
-        return sums.sent(self._dense) if like is None else by_rows(sums, like)
-
-    def _dense(self, weight: int, rows: SparseGradient) -> tf.Tensor:
-        return dense_of(rows.ids, rows.values, self.shapes[weight][0])
+        return weigh_copies(sent(sums, like), is_all)
 
     def _found(self, what: Pass, sums: ShardSums) -> None:
         """Keep the facts of a trace; refuse one of a training that finds others than earlier ones."""
@@ -205,7 +213,7 @@ class Functions:
                 f"The train_step of {type(self._model).__name__} takes the gradient of a loss that it did not scale. "
                 "Write loss = self.optimizer.scale_loss(loss) before, as Keras's own train_step does."
             )
-        if ran.scope.asks and self.own.replicas > 1 and not (self.replicas[what].communicate or ambient.draws):
+        if ran.scope.asks and self.own.replicas > 1 and not (self.communicates[what] or ambient.draws):
             raise StepError(
                 "A mean over what a mask or weights leave was taken, which earlier batches did not need. Let all "
                 "batches have masks and weights, or none."
@@ -238,22 +246,18 @@ class Functions:
             ran = self.run(what, values, state, batch, place, total)
             factor, divisor = self._factor(ran, values)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms
-
-            def sent(gradients: Sequence[Any], factor: tf.Tensor | None) -> list[tf.Tensor | SparseGradient | None]:
-                def times(gradient: tf.Tensor) -> tf.Tensor:
-                    return gradient if factor is None else gradient * tf.cast(factor, gradient.dtype)
-
-                return [self._sum(i, g, times, i in self.tables and not terms) for i, g in enumerate(gradients)]
-
-            gradients = [sent(ran.gradients if ran.scope.rest is None else ran.scope.rest, factor)]
+            rest = ran.gradients if ran.scope.rest is None else ran.scope.rest
+            gradients = [self._sent(rest, factor, by_rows=not terms)]
             for term in terms:
                 # What counts in the whole batch, for the rows that the rest is multiplied by.
                 of_term = term.divisor.portion / ran.scope.share.rows
-                gradients.append(sent(term.gradients, of_term if factor is None else factor * of_term))
+                of_term = of_term if factor is None else factor * of_term
+                gradients.append(self._sent(term.gradients, of_term, by_rows=False))
             state = self.state.sums(state, ran.state, totals[EXAMPLES])
             return ShardSums(gradients, [term.divisor.own for term in terms], state, totals)
 
-        of_shard: ShardSums = self.replicas[what].run(batch, sums)
+        always = self.communicates[what] or not self.devices.branches
+        of_shard: ShardSums = unless_empty(batch, sums, always=always)
         return of_shard
 
     def _factor(self, ran: Ran, values: Changing) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -271,43 +275,52 @@ class Functions:
         unscale = (self.options.accumulate if is_part else self._shards) / values.scale[0]
         return unscale if factor is None else factor * unscale, divisor
 
-    def _sum(
-        self, weight: int, gradient: Any, unscale: Callable[[tf.Tensor], tf.Tensor], may_be_rows: bool
-    ) -> tf.Tensor | SparseGradient | None:
-        """Return a weight's gradient as it is sent: None, rows, or dense."""
-        if gradient is None:
-            return None
-        if may_be_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
-            return SparseGradient(tf.cast(gradient.indices, tf.int64), unscale(tf.convert_to_tensor(gradient.values)))
-        if self.apply.lazy and weight in self.tables:
-            raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
-        return unscale(dense(gradient, self.shapes[weight]))
+    def _sent(
+        self, gradients: Sequence[Any], factor: tf.Tensor | None, *, by_rows: bool
+    ) -> list[tf.Tensor | SparseGradient | None]:
+        """Return the gradients times a factor as they are sent: None, dense, or of tables perhaps `by_rows`."""
+
+        def times(gradient: tf.Tensor) -> tf.Tensor:
+            return gradient if factor is None else gradient * tf.cast(factor, gradient.dtype)
+
+        def sent(weight: int, gradient: Any) -> tf.Tensor | SparseGradient | None:
+            if gradient is None:
+                return None
+            if weight in self.tables:
+                if by_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
+                    rows = times(tf.convert_to_tensor(gradient.values))
+                    return SparseGradient(tf.cast(gradient.indices, tf.int64), rows)
+                if self.apply.lazy:
+                    raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
+            return times(dense(gradient, self.shapes[weight]))
+
+        return [sent(weight, gradient) for weight, gradient in enumerate(gradients)]
 
     def new_values(self, sums: Sums, flat: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Return the new value of each variable (None where it stays) and the totals, from the reduced sums."""
         rate = [] if self.clock.rate is None else [self.clock.rate]
         with tf.device(HOST):
             step = [tf.cast(self.clock.now().count, tf.int32)] if self.options.transforms else []
-        pure = functools.partial(self._new_values, step)
-        found = self.apply.update(pure, sums, self.variables.regroup(flat), rate)
+        old = self.variables.regroup(flat)
+        new, totals, left = self._new_values(step, sums, values_of(old), rate)
         if isinstance(self._new_values, TraceOnce):
             require_only_read(self._new_values.variables, self.variables.flat)
-        return found
+        self.apply.write(old, rate, *left)
+        return new, totals
 
     def _pure_new_values(
         self, step: Sequence[tf.Tensor], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor | None], tf.Tensor, Nest]:
-        """Return new values and totals, and what is left to do: the gradients of tables, and whether they count.
+        """Return new values and totals, and what is left to write: the gradients of tables, and whether they count.
 
         First the mean gradient, then the transforms of it, then the optimizer, then averages of what that comes to. In
         all of them small weights are joined, as the optimizer joins them.
         """
-        totals = sums["totals"]
-        summed, rows = self.apply.summed(sums["gradients"], self.facts)
+        totals, joined = sums["totals"], self.apply.joined(self.facts, self.devices.stages)
+        summed, rows = self.facts.summed(sums["gradients"], self.tables)
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
-        joined = self.apply.joined(self.facts, self.devices.stages)
         means = self.facts.means(joined, summed, divisors)
-        gradients, transforms = self.transforms(means, old.transforms, step[0] if step else None, joined)
+        gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
         weights, slots = self.apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
         state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
         iterations = old.slots[self.apply.iterations]
@@ -320,3 +333,8 @@ class Functions:
         finite = all_finite(summed)
         new = only_if(finite, new, old._replace(scale=[]).flat)
         return [*new, *self.options.loss_scale.new_values(finite, old.scale)], totals, (left, [finite])
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
+    """Return a dense gradient of static shape: some optimizers treat sparse ones differently."""
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), shape)

@@ -3,16 +3,23 @@
 Loop reads global batches on the host, and every replica cuts out its own rows inside the compiled call. So a batch is
 split in one way on every strategy, its size stays static where it is, and no iterator lives on a device: TensorFlow's
 per-device iterators each run a tuning thread that can hold up the end of an epoch for many seconds.
+
+The sums of a replica whose share of a batch is empty are zeros, without a call of the model. Where replicas communicate
+within the model (`BatchNormalization(synchronized=True)`, a loss over the whole batch), no replica may leave the call
+out, since the others wait for it; and the gradients of convolutions and pooling fail on zero rows. So if any share is
+empty, every replica computes the whole global batch, and its sums count 1/N. Mean, variance and gathered rows of N
+copies of a batch are those of the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch
+from mirrorkit._types import Batch, Nest
 from mirrorkit.data import HOST, bounds, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import count_examples
@@ -127,6 +134,21 @@ class OwnRows:
         return own if context.num_replicas_in_sync == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 
+def share_of(batch: GlobalBatch, *, communicates: bool, branches: bool = True) -> tuple[Batch, bool | tf.Tensor]:
+    """Return the rows that this replica computes, and whether they are those of all; in replica context.
+
+    Args:
+        batch: the batch.
+        communicates: whether replicas wait for each other while they compute, so that none may be without rows.
+        branches: whether a share that turns out to be empty can be left out; see `OneDevice`.
+    """
+    if not communicates:
+        rows = batch.rows()
+        if branches or tf.nest.flatten(rows)[0].shape[0] is not None:
+            return rows, False
+    return batch.rows_or_all()
+
+
 def this_replica() -> tuple[Any, int]:
     """Return this replica's number (a Python int where it is known) and how many there are; in replica context."""
     context = tf.distribute.get_replica_context()
@@ -146,3 +168,56 @@ def some_is_empty(size: int | tf.Tensor, replicas: int) -> bool | tf.Tensor:
     static = tf.get_static_value(size)
     first, end = bounds(size if static is None else int(static), replicas - 1, replicas)  # of the last one
     return replicas > 1 and first >= end
+
+
+def has_no_rows(batch: Nest) -> bool:
+    """Return whether a share is known beforehand to have no examples."""
+    return bool(tf.nest.flatten(batch)[0].shape[0] == 0)
+
+
+def of_size(batch: Nest, size: int | None) -> Nest:
+    """Return the specs of a share like this one with so many examples, or with any number."""
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec([size, *tensor.shape[1:]], tensor.dtype), batch)
+
+
+def unless_empty(batch: Nest, full: Callable[[], Nest], *, always: bool = False, rows_of_none: bool = False) -> Nest:
+    """Call `full`, or return zeros in its place where the share turns out to have no examples.
+
+    An empty share would make statistics NaN, and the gradient of max pooling kills the process on CPU.
+
+    Args:
+        batch: the share.
+        full: returns a nest of tensors of static shape, and None.
+        always: whether it is called for any share.
+        rows_of_none: whether it returns outputs [rows, ...] in place of sums.
+    """
+    if always or tf.nest.flatten(batch)[0].shape[0] is not None:
+        return full()
+    found: list[Nest] = []
+
+    def some() -> Nest:
+        found.append(full())  # the first branch is traced first
+        return found[0]
+
+    def nothing() -> Nest:
+        return tf.nest.map_structure(lambda t: None if t is None else tf.zeros(of_none(t.shape), t.dtype), found[0])
+
+    def of_none(shape: tf.TensorShape) -> Any:
+        return [0, *(size or 0 for size in shape[1:])] if rows_of_none and shape.rank else shape
+
+    return tf.cond(count_examples(batch) > 0, some, nothing)
+
+
+def weigh_copies(sums: dict[str, Nest], is_all: bool | tf.Tensor) -> dict[str, Nest]:
+    """Return what a replica's sums count: all, or as one of N copies where every replica computes all rows."""
+    if is_all is False:
+        return sums
+    replica, replicas = this_replica()
+    part = tf.where(is_all, 1 / replicas, 1.0)  # gradient and layer state
+    # Loss, examples and metrics of one copy only, which is exact where a sum of thirds is not.
+    totals = tf.where(is_all & (replica > 0), 0.0, 1.0)
+    weights = {name: totals if name in ("totals", "divisors") else part for name in sums}
+    return {
+        name: tf.nest.map_structure(lambda t, weight=weights[name]: t * tf.cast(weight, t.dtype), value)
+        for name, value in sums.items()
+    }

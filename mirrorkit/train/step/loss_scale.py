@@ -15,7 +15,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.packing import pack
+from mirrorkit.train.reduce.reduction import pack
 
 
 @dataclass(frozen=True)

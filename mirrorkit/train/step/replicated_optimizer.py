@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.changing import Changing, none_where_kept
-from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.facts import Changing, TraceFacts
 from mirrorkit.train.step.sharded_slots import WholeSlot
 
 Kept: TypeAlias = "list[tf.Tensor | None]"  # new values, None for what stays
@@ -55,18 +54,10 @@ class ReplicatedOptimizer:
         """Return the variables that the update writes by itself."""
         return []
 
-    def summed(
-        self, gradients: Sequence[tf.Tensor], facts: TraceFacts
-    ) -> tuple[list[tf.Tensor], dict[int, SummedSparseGradient]]:
-        """Return the sums that were sent, of tables by rows; there are none."""
-        return list(gradients), {}
-
-    def update(
-        self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
-    ) -> tuple[Kept, tf.Tensor]:
-        """Compute new values and totals by `Functions._pure_new_values`."""
-        new, totals, _ = pure(sums, old, rate)
-        return new, totals
+    def write(
+        self, old: Changing, rate: Sequence[tf.Tensor], gradients: Sequence[Nest], finite: Sequence[tf.Tensor]
+    ) -> None:
+        """Write what `new_values` leaves to it; there is nothing."""
 
     def joined(self, facts: TraceFacts, stages: Sequence[Hashable] | None) -> Joined:
         """Return how an update joins weights.
@@ -97,4 +88,9 @@ class ReplicatedOptimizer:
         """
         weights, slots = joined.join(old.weights), joined.join_slots(old.slots)
         new, new_slots = functional_apply(joined.optimizer, weights, slots, gradients, rate=rate)
-        return joined.split(none_where_kept(weights, new)), joined.split_slots(none_where_kept(slots, new_slots))
+        return joined.split(_changed(weights, new)), joined.split_slots(_changed(slots, new_slots))
+
+
+def _changed(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> Kept:
+    """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
+    return [None if after is before else after for before, after in zip(old, new, strict=True)]

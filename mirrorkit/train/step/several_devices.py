@@ -10,52 +10,39 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import Batch, ConcreteFunction, Nest, Sums
+from mirrorkit._types import ConcreteFunction, Nest, Sums
 from mirrorkit.errors import StepError
 from mirrorkit.parallel import follow_variables
 from mirrorkit.strategy import local_replica, replica_devices
-from mirrorkit.train.reduce.reduction import all_reduce_by_device
+from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
-from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import OneDevice, are_placed
-from mirrorkit.train.step.empty_shares import Communicating, Copies, Separate
-from mirrorkit.train.step.facts import TraceFacts
-from mirrorkit.train.step.global_batch import GlobalBatch
+from mirrorkit.train.step.facts import Changing, TraceFacts
 from mirrorkit.variables import copies, is_placed, path
 
 Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device
 
 
 @dataclass(frozen=True)
-class TraceOnEach:
-    """As `TraceOnce`, with a trace for each replica: a trace names devices."""
+class OnEach:
+    """A function for each replica, since it names devices: as `TraceOnce` where these are."""
 
     strategy: tf.distribute.Strategy
-    functions: Sequence[TraceOnce]
+    functions: Sequence[Any]
 
     def __call__(self, *args: Nest) -> Nest:
-        """Call this replica's trace that fits `args`."""
+        """Call this replica's."""
         return self.functions[local_replica(self.strategy)](*args)
 
     def trace(self, *args: Nest) -> ConcreteFunction:
-        """Return it."""
+        """Return this replica's trace that fits `args`."""
         return self.functions[local_replica(self.strategy)].trace(*args)
-
-
-class SeparatePlaced(Communicating):
-    """As `Separate`, without a branch for a share that may be empty, which would lie on one device."""
-
-    communicate = False
-
-    def rows(self, batch: GlobalBatch) -> tuple[Batch, Copies]:
-        """Return this replica's rows, or where their number is not known those of all if some replica has none."""
-        rows = batch.rows()
-        known = tf.nest.flatten(rows)[0].shape[0] is not None
-        return (rows, Copies()) if known else super().rows(batch)
 
 
 class SeveralDevices(OneDevice):
     """The devices of a step's variables, of each replica."""
+
+    branches = False
 
     def __init__(self, strategy: tf.distribute.Strategy, variables: Changing) -> None:
         super().__init__(strategy)
@@ -84,10 +71,6 @@ class SeveralDevices(OneDevice):
             )
         return are_placed(strategy, model)
 
-    def replicas(self, *, communicate: bool) -> Separate:
-        """See `OneDevice`."""
-        return Communicating() if communicate else SeparatePlaced()
-
     def trace(
         self,
         function: Callable[..., Nest],
@@ -108,13 +91,11 @@ class SeveralDevices(OneDevice):
             yield from zip(old.flat, self._devices[replica].flat, strict=True)
 
         placed = of_update if facts else of_pass
-        functions: list[Callable[..., Any]] = [
+        functions = [
             follow_variables(function, functools.partial(placed, replica), first)
             for replica, first in enumerate(self._first)
         ]
-        if alone:
-            return TraceOnEach(self._strategy, [TraceOnce(one) for one in functions])
-        return lambda *args: functions[local_replica(self._strategy)](*args)
+        return OnEach(self._strategy, [TraceOnce(one) if alone else one for one in functions])
 
     def on_first(self, function: Callable[..., Nest]) -> Callable[..., Nest]:
         """See `OneDevice`."""
@@ -132,10 +113,20 @@ class SeveralDevices(OneDevice):
             if value.dtype.is_floating:
                 yield value, device
 
-    def reduce(self, sums: Sums, facts: TraceFacts) -> Sums:
-        """Sum each over all replicas on the devices where it lies."""
-        devices = self.of_sums(facts, local_replica(self._strategy))
-        return all_reduce_by_device(sums, devices)
+    def reducing(self, facts: Callable[[], TraceFacts]) -> Callable[[Sums], Sums]:
+        """Return what sums each over all replicas on the device where it lies; in replica context."""
+
+        def reduce(sums: Sums) -> Sums:
+            flat, devices = map(tf.nest.flatten, (sums, self.of_sums(facts(), local_replica(self._strategy))))
+            for device in sorted(set(devices)):
+                places = [i for i, one in enumerate(devices) if one == device]
+                with tf.device(device):
+                    reduced = all_reduce([flat[i] for i in places])
+                for i, total in zip(places, reduced, strict=True):
+                    flat[i] = total
+            return tf.nest.pack_sequence_as(sums, flat)
+
+        return reduce
 
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
         """See `OneDevice`."""

@@ -33,9 +33,8 @@ from mirrorkit.strategy import class_name, has_copies, is_tpu, num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
-from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.facts import Changing, TraceFacts
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values

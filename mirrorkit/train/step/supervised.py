@@ -14,15 +14,12 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
-from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examples, unpack_batch, with_known_shapes
-from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import overrides, require
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.model import (
-    check_model,
     check_predicts_as_keras,
     check_still_trainable,
     check_variables,
@@ -34,11 +31,10 @@ from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.assigned import run_and_combine, write_means
-from mirrorkit.train.step.averages import Averages, no_averages
-from mirrorkit.train.step.changing import Changing
-from mirrorkit.train.step.clock import Clock
+from mirrorkit.train.step.averages import no_averages
+from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.functions import Functions
-from mirrorkit.train.step.global_batch import GlobalBatch, largest_share
+from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.measured import Measured
@@ -59,6 +55,7 @@ class Supervised(LoopStep):
         is_whole: whether the loss is over the whole batch, so that a share has none by itself.
         is_synchronized: whether a layer talks to the other replicas.
         on_first: of a placed model, what lets a function compute on the devices of the first replica; else None.
+        update: reduces what `sums` returned on each replica, writes the new values, and returns the totals.
         running: with `accumulate`, the variables that add up an update's batches.
     """
 
@@ -77,80 +74,63 @@ class Supervised(LoopStep):
         shown: KerasModel,
     ) -> None:
         require_same_compile(model, options.compiled)
-        if options.runs_keras:
-            check_model(model, scaled=options.loss_scale is not None)
         options = variants.for_strategy(options, strategy, model)
         if is_tpu(strategy):
             require_tpu_precision(model)
         optimizer = optimizer or stand_in(strategy, model)
         check_variables(strategy, [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables])
         require_same(strategy, "step", settings_of(model, optimizer, options))
-        self._trainable, weights = trainable_of(model), list(model.trainable_variables)
-        self.averages: Averages | None = None
-        self.scale: list[Variable] = []  # the loss scale, good steps, skipped steps
-        self._layer_state = state = LayerState(model)
-        with strategy.scope():
-            self._apply = variants.make_optimizer(options, strategy, optimizer, model)
-            if options.trains and not options.runs_keras:
+        self.functions = functions = Functions(strategy, optimizer, options, own)
+        if options.trains and not options.runs_keras:
+            with strategy.scope():
                 compile_model(shown, optimizer, loss=options.losses["loss"], **options.metrics)
-            if options.ema is not None:
-                self.averages = Averages(options.ema, weights, state)
-            if options.loss_scale is not None:
-                self.scale = options.loss_scale.create()
-            transforms = Transforms(options.chain, weights)
+        self._trainable = trainable_of(model)
         self._compiled = None if options.compiled is None else compiled_config(model)
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
         self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
         self._cast = Cast(model)
         self.checked: dict[str, object] = {}  # before which kind of pass a batch was checked
-        self.clock = Clock(
-            optimizer,
-            [optimizer.iterations, *self.scale[2:]],
-            state.seeds,
-            always=bool(options.runs_keras or options.transforms),
-        )
-        averages = self.averages.variables if self.averages else []
-        groups = averages, transforms.variables, self.scale
-        self._changing = Changing(weights, state.variables, list(optimizer.variables), *groups)
-        self._devices = variants.make_devices(options, strategy, self._changing)
+        self.averages, self.clock, devices = functions.averages, functions.clock, functions.devices
         self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
-        self.is_whole, self.is_synchronized = options.whole_batch, state.synchronized
-        self.on_first = self._devices.on_first
+        self.is_whole, self.is_synchronized = options.whole_batch, functions.state.synchronized
+        self.on_first = devices.on_first
         # A layer that is synchronized may communicate in predict too.
-        self._predicting = self._devices.replicas(communicate=options.whole_batch or state.synchronized)
+        self._always_predicts = self.is_whole or self.is_synchronized or not devices.branches
         # Traced where it has to be: to compute where the values are.
-        self._outputs_with = self._devices.trace(self._pure_outputs, alone=self._devices.stages is not None)
-        self.functions = Functions(
-            options, state, self._changing, self.averages, transforms, self.clock, self._devices, self._apply, own
-        )
-        self._in_place = self._apply.in_place(weights)
-        self._update = Update(
+        self._outputs_with = devices.trace(self._pure_outputs, alone=devices.stages is not None)
+        self._in_place = functions.apply.in_place(functions.weights)
+        self.update = Update(
             strategy,
-            self._changing.flat,
-            self.functions.new_values,
+            self.variables,
+            functions.new_values,
             last_wins=self.scale[:2],  # the scale and its counter
             in_place=self._in_place,
-            reduce=lambda sums: self._devices.reduce(sums, self.functions.facts),
+            reduce=devices.reducing(lambda: functions.facts),
         )
-        self.running = RunningSums(strategy, lambda replica: self._devices.of_sums(self.functions.facts, replica))
+        self.running = RunningSums(strategy, lambda replica: devices.of_sums(functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
         """Weights, layer state, optimizer slots, averages, states of transforms, loss scale."""
-        return self._changing.flat
+        return self.functions.variables.flat
+
+    @property
+    def scale(self) -> list[Variable]:
+        """The loss scale, good steps and skipped steps; [] without one."""
+        return self.functions.variables.scale
 
     @property
     def saved_variables(self) -> list[Variable | WholeSlot]:
         """The same with whole slots, as they are without sharding."""
-        return self._changing._replace(slots=self._apply.saved(self._changing.slots)).flat
+        return self.functions.variables._replace(slots=self.functions.apply.saved(self.functions.variables.slots)).flat
 
     @property
     def kept(self) -> list[Variable]:
         """The layer state that no update computes, such as a mask, and its averages; after the first step."""
         of = {} if self.averages is None else self.averages.of_state
         stays = [i for i, changes in enumerate(self.functions.facts.changes) if not changes]
-        return [*(self._changing.state[i] for i in stays), *(of[i] for i in stays if i in of)]
+        return [*(self.functions.variables.state[i] for i in stays), *(of[i] for i in stays if i in of)]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be their averages within the block; see `Step.averaged`."""
@@ -175,7 +155,7 @@ class Supervised(LoopStep):
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like `element_spec` (tensors or specs); the first time, resolve losses and metrics for them."""
         require_same_compile(self.trained, self._compiled)
-        check_still_trainable(self.trained, self._changing.weights, self._trainable)
+        check_still_trainable(self.trained, self.functions.variables.weights, self._trainable)
         self.clock.require_same_schedule()
         batch = self.unpack(element_spec)
         check_tensors(tuple(batch))
@@ -225,74 +205,73 @@ class Supervised(LoopStep):
         With the size of the `largest` share of a replica they cannot be added up.
         """
         now = self.clock.now()
-        return self._sums("train", batch, self.values(now.seeds, in_place=True), now.place(part, use), largest)
+        return self._sums("train", batch, self.values(now.seeds), now.place(part, use), largest)
 
     def _sums(
         self, what: Pass, batch: GlobalBatch, values: Changing, place: tf.Tensor, largest: int | None = None
     ) -> Sums:
-        rows, copies = self.functions.replicas[what].rows(batch)
+        communicates = self.functions.communicates[what]
+        rows, is_all = share_of(batch, communicates=communicates, branches=self.functions.devices.branches)
         self.prepare(rows, what)
         parts = self.unpack(rows).present
-        sums = self.functions.sums(what, values, parts, place, batch.examples(), copies.is_all, largest)
-        return copies.weigh(sums)
-
-    def update(self, sums: Sums) -> tf.Tensor:
-        """Reduce what `sums` returned on each replica, write the new values, and return the totals; cross-replica."""
-        return self._update(sums)
+        return self.functions.sums(what, values, parts, place, batch.examples(), is_all, largest)
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
         if len(batches) > 1 and not is_parameter_server(self.strategy):
             for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
                 self.strategy.run(lambda part=part, batch=batch: self.running.add(self.sums(batch, part), part))
-            return self._update.after(self.running.read)()
+            return self.update.after(self.running.read)()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
             parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
             return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
-        return self._update.after(sums)()
+        return self.update.after(sums)()
 
     def test(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> tf.Tensor:
         """Return the totals of this replica's rows; see `LoopStep`."""
         now = self.clock.outside("test", part) if self.clock.draws else self.clock.now()
-        values = self.values(now.seeds, in_place=True)
+        values = self.values(now.seeds)
         sums = self._sums("test", batch, values, now.place())
         if sums["state"]:
             changes = self.functions.facts_of["test"].changes
-            if not self._devices.has_copies:
-                raise self._assigned_outside([v.path for v in itertools.compress(self._changing.state, changes)])
+            changed = list(itertools.compress(self.functions.variables.state, changes))
+            if not self.functions.devices.has_copies:
+                raise self._assigned_outside([variable.path for variable in changed])
             # As Keras does: the model's variables get what the pass assigned.
-            own = [own_copy(v, local_replica(self.strategy)) for v in itertools.compress(self._changing.state, changes)]
+            own = [own_copy(variable, local_replica(self.strategy)) for variable in changed]
             write_means(own, itertools.compress(values.state, changes), sums["state"], sums["totals"][EXAMPLES])
         return sums["totals"]
 
     def _assigned_outside(self, paths: Sequence[str]) -> StepError:
         return StepError(
-            f"A layer assigns its state {', '.join(paths)} while it does not train, which {self._devices.description} "
-            "does not write. Assign it only where `training` is true, or evaluate and predict under another strategy."
+            f"A layer assigns its state {', '.join(paths)} while it does not train, which "
+            f"{self.functions.devices.description} does not write. Assign it only where `training` is true, or "
+            "evaluate and predict under another strategy."
         )
 
     def predict(self, batch: GlobalBatch, part: int | tf.Tensor = 0) -> Nest:
         """Return the model's outputs for this replica's rows; see `LoopStep`."""
         rows = batch.rows()
         now = functools.partial(self.clock.outside, "predict", part)
-        if self._devices.has_copies:
+        if self.functions.devices.has_copies:
             with ambient.set(numbers=lambda: tf.unstack(now().place())):
                 return run_and_combine(
                     self.strategy,
-                    self._changing.state,
+                    self.functions.variables.state,
                     rows,
                     self.outputs,
                     tables=self._in_place,
-                    always=self._predicting.communicate,
+                    always=self._always_predicts,
                     model=self.trained,
                 )
         values = self.values()
         if self.clock.draws:
-            values = values._replace(state=self._layer_state.seeded(values.state, now().place()))
-        return self._predicting.run(rows, lambda: self._outputs_with(values, rows), outputs=True)
+            values = values._replace(state=self.functions.state.seeded(values.state, now().place()))
+        outputs = functools.partial(self._outputs_with, values, rows)
+        return unless_empty(rows, outputs, always=self._always_predicts, rows_of_none=True)
 
     def outputs(self, rows: Nest) -> Nest:
         """Return the outputs for rows, computed with the variables as they are."""
@@ -307,7 +286,7 @@ class Supervised(LoopStep):
     def _pure_outputs(self, values: Changing, rows: Nest) -> Nest:
         with value_scope(self.trained, values.weights, values.state) as scope:
             outputs = self.outputs(rows)
-        if lost := scope.assigned_but(self._layer_state.seeds):
+        if lost := scope.assigned_but(self.functions.state.seeds):
             raise self._assigned_outside(lost)
         return outputs
 
@@ -317,18 +296,19 @@ class Supervised(LoopStep):
         place = tf.stack([self.clock.read().count, tf.constant(shard, tf.int64)])
         parts, values = self.unpack(rows).present, self.values()._replace(weights=weights, state=state)
         values = values._replace(scale=[tf.ones_like(one) for one in values.scale])
-        seeded = self._layer_state.seeded(state, place)
+        seeded = self.functions.state.seeded(state, place)
         return self.functions.run("train", values, seeded, parts, place, count_examples(parts)).scope.minimized
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals into Keras's logs: the loss, then each metric."""
         return self.totals.logs(totals)
 
-    def values(self, known: Mapping[int, tf.Tensor] | None = None, *, in_place: bool = False) -> Changing:
-        """Read what the computation on a replica depends on, where it is not known by the id of its variable.
+    def values(self, seeds: dict[int, tf.Tensor] | None = None) -> Changing:
+        """Read what the computation depends on.
 
-        With `in_place`, in replica context, tables stay variables.
+        On a replica the `seeds` are given, by the ids of their variables, and tables stay variables.
         """
-        known, groups = dict(known or {}), self._changing._replace(slots=[], averages=[], transforms=[])
-        known |= {id(v): own_copy(v, local_replica(self.strategy)) for v in self._in_place if in_place}
+        tables = [] if seeds is None else self._in_place
+        known = (seeds or {}) | {id(v): own_copy(v, local_replica(self.strategy)) for v in tables}
+        groups = self.functions.variables._replace(slots=[], averages=[], transforms=[])
         return Changing(*[[known[id(v)] if id(v) in known else read(v) for v in group] for group in groups])

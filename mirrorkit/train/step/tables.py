@@ -14,17 +14,16 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Sums, Variable
+from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows, Joined, slots_by_name, treats_numbers_alike
+from mirrorkit.optim import ByRows, Joined, places_of, treats_numbers_alike
 from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
-from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient, summed
+from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
-from mirrorkit.train.step.changing import Changing
 from mirrorkit.train.step.devices import are_placed
-from mirrorkit.train.step.facts import TraceFacts
+from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.loss_scale import only_if
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
@@ -71,25 +70,11 @@ class TableOptimizer(ReplicatedOptimizer):
         self._strategy, self.lazy = strategy, lazy
         self._shapes = [tuple(weight.shape) for weight in weights]
         self._pure: dict[tuple[int, int], tuple[ByRows, TraceOnce]] = {}  # by table and number of rows
-        lists = slots_by_name(optimizer).values()
-        own = {id(of_all[i]) for of_all in lists for i in self.tables}
-        self._slots = [place for place, variable in enumerate(optimizer.variables) if id(variable) in own]
+        self._slots = [of_all[i] for of_all in places_of(optimizer)[0] for i in self.tables]
 
     def in_place(self, weights: Sequence[Variable]) -> list[Variable]:
         """Return the tables and their slots."""
         return [*(weights[i] for i in self.tables), *(self._optimizer.variables[place] for place in self._slots)]
-
-    def summed(
-        self, gradients: Sequence[tf.Tensor], facts: TraceFacts
-    ) -> tuple[list[tf.Tensor], dict[int, SummedSparseGradient]]:
-        """Return the sums that were sent, those of a table for its rows, and of these which rows they are."""
-        rows: dict[int, SummedSparseGradient] = {}
-        sums = list(gradients)
-        for place, i in enumerate(facts.weights):
-            if i in self.tables and sums[place].shape.rank == 3:  # blocks of rows; a dense gradient has the rank 2
-                rows[i] = summed(sums[place])
-                sums[place] = rows[i].sums
-        return sums, rows
 
     def new_values(
         self,
@@ -99,7 +84,7 @@ class TableOptimizer(ReplicatedOptimizer):
         rows: Mapping[int, SummedSparseGradient],
         rate: tf.Tensor | None,
     ) -> tuple[Kept, Kept]:
-        """Return new weights and slots; in place of a table's new value its gradient (see `update`)."""
+        """Return new weights and slots; in place of a table's new value its gradient (see `write`)."""
         means, of_tables = list(gradients), dict[int, "tf.Tensor | RowGradient | None"]()
         for i in self.tables:
             place = joined.group_of(i)
@@ -112,28 +97,22 @@ class TableOptimizer(ReplicatedOptimizer):
         held = [None if place in self._slots else value for place, value in enumerate(new_slots)]
         return every, held
 
-    def update(
-        self, pure: Callable[..., Nest], sums: Sums, old: Changing, rate: Sequence[tf.Tensor]
-    ) -> tuple[Kept, tf.Tensor]:
-        """Write the tables and their slots, of which `old` has the variables; return the other new values."""
+    def write(
+        self, old: Changing, rate: Sequence[tf.Tensor], gradients: Sequence[Nest], finite: Sequence[tf.Tensor]
+    ) -> None:
+        """Write the tables and their slots, of which `old` has the variables."""
         outside_replica(lambda: _separate([one for one in old.flat if isinstance(one, tf.Variable)]))
-
-        def value(one: tf.Tensor | tf.Variable) -> tf.Tensor:
-            return tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one
-
-        new, totals, (gradients, finite) = pure(sums, tf.nest.map_structure(value, old), rate)
         for i, gradient in zip(self.tables, gradients, strict=True):
             if gradient is not None:
-                self._write(i, old, gradient, [*rate], finite)
-        return new, totals
+                self._write(i, old, rate, gradient, finite)
 
     def _write(
         self,
         table: int,
         old: Changing,
+        rate: Sequence[tf.Tensor],
         gradient: tf.Tensor | RowGradient,
-        rate: list[tf.Tensor],
-        finite: list[tf.Tensor],
+        finite: Sequence[tf.Tensor],
     ) -> None:
         by_rows, weight = self._pure_of(table, 1)[0], old.weights[table]
         held = [old.slots[place] for place in by_rows.places]
@@ -187,8 +166,8 @@ class TableOptimizer(ReplicatedOptimizer):
                 old: tf.Tensor,
                 given: list[tf.Tensor],
                 values: tf.Tensor,
-                rate: list[tf.Tensor],
-                finite: list[tf.Tensor],
+                rate: Sequence[tf.Tensor],
+                finite: Sequence[tf.Tensor],
             ) -> list[tf.Tensor]:
                 new = by_rows(old, given, values, rate[0] if rate else None)
                 if not finite:
@@ -233,6 +212,16 @@ def tables_of(
     if why and asked != "auto":
         raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
     return [] if why else [i for i, weight in enumerate(weights) if id(weight) in embeddings]
+
+
+def values_of(old: Changing) -> Changing:
+    """Return the values before an update as a trace takes them: those of a table, which is a variable, of one row."""
+
+    def value(one: tf.Tensor | tf.Variable) -> tf.Tensor:
+        return tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one
+
+    values: Changing = tf.nest.map_structure(value, old)
+    return values
 
 
 def size_of(weight: Variable) -> int:

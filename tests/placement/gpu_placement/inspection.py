@@ -96,7 +96,8 @@ def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, E
             return tf.TensorSpec([inputs.global_batch_size, *spec.shape[1:]], spec.dtype) if has_rows else spec
 
         specs = tf.nest.map_structure(full, inputs.element_spec)
-        yield "predict", passes.calls.predict_function(specs), None
+        number = tf.TensorSpec([2], tf.int32)
+        yield "predict", passes.calls._predict.get_concrete_function(specs, None, number), None
 
 
 def _devices(stream: EpochIterator, strategy: tf.distribute.Strategy) -> list[str]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.reduce.packing import message_size, pack, unpack
+from mirrorkit.train.reduce.reduction import message_size, pack, unpack
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
 
 

@@ -15,8 +15,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model import keras_operations
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.step.empty_shares import Communicating
-from mirrorkit.train.step.global_batch import HostBatch, OwnRows
+from mirrorkit.train.step.global_batch import HostBatch, OwnRows, weigh_copies
 
 L = keras.layers
 
@@ -94,7 +93,7 @@ def _assert_as_gathered(strategy: Any, global_batch: Any, spec: Any, batches: An
         cut = global_batch(batch)
         dealt = OwnRows(tf.nest.map_structure(without_size, cut.rows()))
         one = {"totals": tf.constant(1.0), "state": tf.constant(1.0)}
-        ways = [(rows, copies.weigh(one)) for rows, copies in map(Communicating().rows, (cut, dealt))]
+        ways = [(rows, weigh_copies(one, is_all)) for rows, is_all in (cut.rows_or_all(), dealt.rows_or_all())]
         return tf.nest.map_structure(tf.identity, ways)
 
     traced = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
