@@ -44,6 +44,8 @@ class Input:
         of: what to call the data in errors, such as "of the validation".
 
     Attributes:
+        given_spec: shapes and dtypes of the batches; `element_spec` is that of weighed ones, with `class_weight`.
+        order: what the order of an epoch's examples depends on, as a `Position` names it.
         unchecked_labels: those of a set in memory, until they are checked; None where they are elsewhere.
     """
 
@@ -77,7 +79,7 @@ class Input:
                 f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
                 "sample weights. Leave the others out in the dataset: dataset.map(...)."
             )
-        self.class_weight = class_weight
+        self.class_weight, self.given_spec = class_weight, spec
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
         self.element_spec: Spec = self._weighed(source.batches(0, 0, 0, None)).element_spec if class_weight else spec
         if source.steps == 0:
@@ -88,12 +90,15 @@ class Input:
             )
         given = [number for number in (steps, source.steps) if number is not None]
         self.steps: int | None = min(given, default=None)
-        # Of how many examples, in which batches, in which order; see `Position`.
-        self.num_examples, self.order, self.order_version = source.num_examples, source.order, source.order_version
-        self.global_batch_size = source.global_batch_size
+        self.global_batch_size, self.starts_over = source.global_batch_size, source.starts_over
         workers = 1 if self._context is None else self._context.num_input_pipelines
-        self.order_workers = workers if source.order_depends_on_workers else None
-        self.starts_over = source.starts_over
+        self.order = {
+            "global_batch_size": source.global_batch_size,
+            "num_examples": source.num_examples,
+            "order": source.order,
+            "order_version": source.order_version,
+            "order_workers": workers if source.order_depends_on_workers else None,
+        }
         if self.global_batch_size is not None:
             batching.check_split(self.global_batch_size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):
