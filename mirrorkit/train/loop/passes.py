@@ -1,4 +1,4 @@
-"""What a loop keeps from call to call: its step, the compiled functions of it; and a pass over data to evaluate."""
+"""What a loop keeps from call to call: its step, built, and the compiled functions; how it evaluates with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = 0  # index into a step's totals
 
 
 class Passes:
-    """A step in a loop, with what was compiled for it, and evaluates with it; `Fit` trains.
+    """A step in a loop, and what was compiled for it; `test` evaluates, and a `Fit` trains.
 
     Attributes:
         step: the step, once built.
