@@ -359,7 +359,7 @@ NEEDS = (
     Names(
         "keras.callbacks.EarlyStopping",
         "_set_monitor_op",
-        "train/loop/monitors.py",
+        "train/loop/callbacks.py",
         "test_callback_list.py",
         "the sign of `min_delta`, which Keras flips once",
     ),

@@ -18,7 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit.doctor import storage as examination
 from mirrorkit.errors import ArgumentError
 from mirrorkit.object_storage import ObjectStorage, require_local
-from mirrorkit.train.loop.callback_paths import require_writable
+from mirrorkit.train.loop.callbacks import require_writable
 
 # --- every path that mirrorkit writes to takes an address, or refuses it by name; no folder "s3:" comes into being
 

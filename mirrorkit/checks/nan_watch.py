@@ -137,7 +137,7 @@ class NanWatch(LoopCallback):
 
     @property
     def _finite(self) -> Any:
-        return self.loop.finite_watch  # of the fit that is running
+        return self.loop.running.finite
 
     def _values(self) -> list[tf.Tensor]:
         return [tf.identity(copy) for variable in self._variables for copy in distinct(variable)]

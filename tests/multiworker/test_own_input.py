@@ -252,7 +252,7 @@ def test_a_fit_of_data_of_their_own_goes_on_within_an_epoch_only_on_as_many_work
     assert again[0]["go_on"]["from_function"] == two[0]["train"]["from_function"]
     for number, workers in ((1, [alone]), (3, three)):
         for worker in workers:
-            assert f"on 2 workers; found {number}. " in worker["go_on"]["from_function"]
+            assert f"with 2 as the number of workers; found {number}. " in worker["go_on"]["from_function"]
 
 
 def test_between_epochs_it_goes_on_on_any_number(run, alone):

@@ -180,7 +180,7 @@ class Checkpoints(LoopCallback):
             return
         is_averaged = getattr(self.loop.step, "is_averaged", False)  # in a validation on the averages
         with self.loop.step.supervised(self.loop.strategy).as_trained() if is_averaged else contextlib.nullcontext():
-            self.loop.finite_watch.require()  # what is newer than the last whole checkpoint is not to replace it
+            self.loop.running.finite.require()  # what is newer than the last whole checkpoint is not to replace it
             variables = require_variables(self.loop.step)
             if self._writes:
                 self._writer.wait()
@@ -189,7 +189,7 @@ class Checkpoints(LoopCallback):
             if self._writes:
                 position = self.loop.position
                 position.stopping = bool(self.model.stop_training) and not again  # at the end it has stopped
-                states, arrays = self.loop.callback_states.saved()
+                states, arrays = self.loop.running.states.saved()
                 about = {"variables": describe(variables), "position": position.as_json(), **states}
                 self._writer.start(position.steps, [*values, *arrays], about)
             self._saved = self._at()

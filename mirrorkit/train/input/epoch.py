@@ -41,8 +41,8 @@ class EpochIterator:
     Args:
         source: what a compiled call takes its batches from: a nest of tensors, or an iterator.
         steps: how many batches there are; None where that is unknown.
-        size: examples in each of the first `whole` batches; None where that is unknown.
-        last: examples in a batch after those; None where that is unknown.
+        size_of: returns how many examples the batch of a number has, or None where that is unknown. Of known sizes only
+            the last one of an epoch may be another.
         position: how many batches are done already.
     """
 
@@ -54,17 +54,13 @@ class EpochIterator:
         source: Nest,
         *,
         steps: int | None,
-        size: int | None,
-        whole: int,
-        last: int | None = None,
+        size_of: Callable[[int], int | None],
         position: int = 0,
     ) -> None:
         self.source = source
         self.steps = steps
+        self.size_of = size_of
         self.position = position
-        self.size = size
-        self._whole = whole
-        self._last = last
 
     @property
     def element_spec(self) -> Spec:
@@ -83,24 +79,18 @@ class EpochIterator:
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next `steps` batches into runs of similar updates.
 
-        Every update takes `accumulate` whole batches; the remainder at the end is an update of its own.
+        Every update takes `accumulate` batches; the last one takes what is left, perhaps with a smaller batch.
         """
-        first = self.position
-        whole = min(steps, max(0, self._whole - first))
-        updates, left = divmod(whole, accumulate)
-        if updates:
-            yield UpdateRun(first, updates, (self.size,) * accumulate)
-        first += updates * accumulate
-        rest = (self.size,) * left + (self._last,) * (steps - whole)
-        each = (rest[done : done + accumulate] for done in range(0, len(rest), accumulate))
-        for sizes, alike in itertools.groupby(each):
-            part = UpdateRun(first, len(list(alike)), sizes)
-            yield part
-            first += part.batches
-
-    def size_of(self, batch: int) -> int | None:
-        """Return how many examples the batch of this number has; None where that is not known."""
-        return self.size if batch < self._whole else self._last
+        if not steps:
+            return
+        numbers, updates = range(self.position, self.position + steps), -(-steps // accumulate)
+        of_last = numbers[(updates - 1) * accumulate :]
+        sizes, last = (tuple(map(self.size_of, batches)) for batches in (numbers[:accumulate], of_last))
+        if sizes == last:
+            yield UpdateRun(self.position, updates, sizes)
+        else:
+            yield UpdateRun(self.position, updates - 1, sizes)
+            yield UpdateRun(of_last[0], 1, last)
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:

@@ -18,7 +18,7 @@ from mirrorkit.data import is_none, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator, opened
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Sizes, opened
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.input.source import source_of
 from mirrorkit.train.requirements.data import require_static_batches
@@ -26,6 +26,7 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 
 _log = logging.getLogger("mirrorkit")
 
+_STAND_INS = 2**20  # updates of a rehearsal on stand-in batches, which have no end
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
 
@@ -43,6 +44,8 @@ class Input:
         of: what to call the data in errors, such as "of the validation".
 
     Attributes:
+        given_spec: shapes and dtypes of the batches; `element_spec` is that of weighed ones, with `class_weight`.
+        order: what the order of an epoch's examples depends on, as a `Position` names it.
         unchecked_labels: those of a set in memory, until they are checked; None where they are elsewhere.
     """
 
@@ -76,7 +79,7 @@ class Input:
                 f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
                 "sample weights. Leave the others out in the dataset: dataset.map(...)."
             )
-        self.class_weight = class_weight
+        self.class_weight, self.given_spec = class_weight, spec
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
         self.element_spec: Spec = self._weighed(source.batches(0, 0, 0, None)).element_spec if class_weight else spec
         if source.steps == 0:
@@ -87,12 +90,15 @@ class Input:
             )
         given = [number for number in (steps, source.steps) if number is not None]
         self.steps: int | None = min(given, default=None)
-        # Of how many examples, in which batches, in which order; see `Position`.
-        self.num_examples, self.order, self.order_version = source.num_examples, source.order, source.order_version
-        self.global_batch_size = source.global_batch_size
+        self.global_batch_size, self.starts_over = source.global_batch_size, source.starts_over
         workers = 1 if self._context is None else self._context.num_input_pipelines
-        self.order_workers = workers if source.order_depends_on_workers else None
-        self.starts_over = source.starts_over
+        self.order = {
+            "global_batch_size": source.global_batch_size,
+            "num_examples": source.num_examples,
+            "order": source.order,
+            "order_version": source.order_version,
+            "order_workers": workers if source.order_depends_on_workers else None,
+        }
         if self.global_batch_size is not None:
             batching.check_split(self.global_batch_size, strategy.num_replicas_in_sync)
         if self._context is None and is_chief(strategy):
@@ -140,19 +146,17 @@ class Input:
         Without a known size it is the whole batch, else this worker's rows. `check` is called with the first one.
         """
         iterator = self._on_host(self._batches(0, 0, 0))
-        batches = itertools.islice(iterator.source, self.steps)
-        for i in itertools.count():
-            batch = next(batches, None)
-            if i == 0:
-                self._compare(lambda: self._source.identity(0, 0) if self._source.has_identity else batch)  # noqa: B023
+        if self._source.has_identity:
+            self._compare(lambda: self._source.identity(0, 0))
+        self._look(iterator, 0, 1, check)
+        for number in itertools.count():
+            batch = None if number == self.steps else iterator.read(number)
             if not self._source.has_known_end:
-                require_same_end(self._strategy, np.array(of_all_workers(self._strategy, batch is not None)), i)
+                require_same_end(self._strategy, np.array(of_all_workers(self._strategy, batch is not None)), number)
             if batch is None:
                 return
-            require_same_rows(batch, i)
-            if i == 0 and check is not None:
-                check(batch)
-            yield batch, None if self._context is None else iterator.size_of(i)
+            require_same_rows(batch, number)
+            yield batch, None if self._context is None else iterator.size_of(number)
 
     def first(self) -> Batch | None:
         """Return one batch of a recipe; None for a dataset of the user's, which to read could move a shuffle on.
@@ -182,23 +186,16 @@ class Input:
         return self._context is not None or self._source.samples_all
 
     def rehearsals(self, accumulate: int = 1) -> Iterator[tuple[EpochIterator, int]]:
-        """Yield iterators that leave the data's position alone, with the number of steps to take from each.
+        """Yield iterators that leave the data's position alone, with how many steps to take from each at most.
 
-        There is one for each kind of update in an epoch: the first never ends, a second one holds the smaller update
-        at the end of a recipe's epoch. They repeat the first batch of a recipe, and yield zeros in place of a
-        `tf.data.Dataset`, since reading it could advance a shuffle.
+        There is one for each kind of update in an epoch: a second one where a recipe's last update is a smaller one.
+        They repeat rows of one batch of a recipe, and zeros in place of a `tf.data.Dataset`, since reading it could
+        advance a shuffle.
         """
-        end = 0
-        if self._source.can_be_read_twice and self.steps is not None:
-            whole = self._whole()
-            end = whole % accumulate + self.steps - whole if whole else self.steps % accumulate
-        if self.steps != end:
-            iterator = self._rehearsal()
-            if end and self.steps is not None:
-                iterator.steps = self.steps - end  # the first batch over and over has no smaller one
-            yield iterator, accumulate
-        if end:
-            yield self._rehearsal(end), end
+        steps = self.steps if self._source.can_be_read_twice else None
+        for run in EpochIterator(None, **self._place(0)).parts(steps or _STAND_INS * accumulate, accumulate):
+            held = self._held(0, run.first)
+            yield held or self._on_host(self._repeated(run.sizes), run.first), run.batches
 
     def _compare(self, first: Callable[[], Batch | None], epoch: int = 0) -> None:
         """Check that all workers begin with the same batch: in each epoch of what all of them read whole, else once."""
@@ -207,27 +204,10 @@ class Input:
             self._source.require_same(self._strategy, first(), self.steps, of)
             self._compared = self._source.reads_own_rows
 
-    def _whole(self) -> int:
-        """Return how many batches of a recipe's epoch have the global batch size."""
-        if self.num_examples is None or self.steps is None or self.global_batch_size is None:
-            return 0
-        return min(self.steps, self.num_examples // self.global_batch_size)
-
-    def _last(self) -> int | None:
-        """Return the size of a recipe's last batch, where it is a smaller one."""
-        if self.num_examples is None or self.global_batch_size is None:
-            return None
-        return self.num_examples % self.global_batch_size or None
-
     def _place(self, position: int) -> dict[str, Any]:
         """Return the arguments that all kinds of `EpochIterator` take."""
-        return {
-            "steps": self.steps if self._source.has_known_end else None,
-            "size": None if self.num_examples is None else self.global_batch_size,
-            "whole": self._whole(),
-            "last": self._last(),
-            "position": position,
-        }
+        steps = self.steps if self._source.has_known_end else None
+        return {"steps": steps, "size_of": self._source.size_of, "position": position}
 
     def _held(self, epoch: int, start: int) -> EpochIterator | None:
         """Return an epoch of examples that lie where they are computed on; None where they are read."""
@@ -254,33 +234,22 @@ class Input:
     def _batches(self, epoch: int, start: int, before: int) -> tf.data.Dataset:
         return self._weighed(self._source.batches(epoch, start, before, self._context))
 
-    def _rehearsal(self, end: int = 0) -> EpochIterator:
-        """Return batches without end: the first one repeated, or the last `end` batches of an epoch."""
-        start = self.steps - end if end and self.steps is not None else 0
-        if held := self._held(0, start):
-            return held
-        if self._source.can_be_read_twice:
-            alone = self._context is None
-            batch = self._weighed(self._source.batches(0, 0, 0, None).take(1) if alone else self._source.sample())
-            batch = batch.cache()
-            whole = self._own_rows_of(batch, self.global_batch_size)
-            if end and self.steps != self._whole():
-                whole = whole.repeat(self._whole() - start).concatenate(self._own_rows_of(batch, self._last()))
-            return self._on_host(whole.repeat(), start)
-        size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
-        spec = self.element_spec
-        zeros = tf.nest.map_structure(
-            lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), spec
-        )
+    def _repeated(self, sizes: Sizes) -> tf.data.Dataset:
+        """Return what this worker would read of batches of these sizes, over and over; see `rehearsals`."""
+        batch = self.first()
+        if batch is None:
+            size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
+            batch = tf.nest.map_structure(
+                lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), self.element_spec
+            )
         # Without the static sizes that the real data has not, so that the same trace serves both.
-        return self._on_host(tf.data.Dataset.from_tensors(zeros).repeat().map(functools.partial(opened, spec)))
+        as_read = functools.partial(opened, self._batches(0, 0, 0).element_spec)
 
-    def _own_rows_of(self, batch: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
-        """Cut out of a larger batch what this worker would read of one with `size` examples."""
-        first, end = own_rows(size or 0, self._context)
-        if (first, end) == (0, self.global_batch_size):
-            return batch
-        return batch.map(lambda *parts: tf.nest.map_structure(lambda part: part[first:end], parts))
+        def of_size(size: int | None) -> tf.data.Dataset:
+            own = slice(None) if size is None else slice(*own_rows(size, self._context))
+            return tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda part: part[own], batch)).map(as_read)
+
+        return functools.reduce(tf.data.Dataset.concatenate, map(of_size, sizes)).repeat()
 
 
 @functools.cache  # once

@@ -7,7 +7,7 @@ some examples are trained on twice and others never, and no number shows it.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,8 @@ import tensorflow as tf
 from mirrorkit.data import Batches
 from mirrorkit.errors import DataError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers
+
+Groups: TypeAlias = dict[Any, list[str]]  # the names of the workers that hold a value, by this value
 
 _NOTHING = -1.0
 _SAMPLED = 64  # examples of a set in memory
@@ -38,18 +40,14 @@ def require_same_data(
     """
     if num_workers(strategy) == 1:
         return
-    names, prints, lengths, samples = _of_all(strategy, first, steps, sample)
-    if len(set(prints)) == len(set(lengths)) == len(set(samples)) == 1:
+    prints, lengths, samples = _of_all(strategy, first, steps, sample)
+    seen = {"the first batch": prints, "an epoch's number of batches": lengths, "the set in memory": samples}
+    differing = [what for what, groups in seen.items() if len(groups) > 1]
+    if not differing:
         return
-    if _NOTHING in prints and len(set(prints)) > 1:
-        has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
-        found = f"{', '.join(has_none)} found no batch, and the others did"
-    elif len(set(prints)) > 1:
-        found = f"the first batch is one on {_groups(names, prints)}"
-    elif len(set(lengths)) > 1:
-        found = f"an epoch's number of batches is one on {_groups(names, lengths)}"
-    else:
-        found = f"the set in memory is one on {_groups(names, samples)}"
+    found = f"{differing[0]} is one on {_told(seen[differing[0]])}"
+    if len(prints) > 1 and _NOTHING in prints:
+        found = f"{', '.join(prints[_NOTHING])} found no batch, and the others did"
     raise DataError(
         f"All workers must read the same global batches{of}, and each trains on its own rows; but {found}. Set the "
         "same seed on every worker (keras.utils.set_random_seed(0), dataset.shuffle(..., seed=0)), let all read the "
@@ -67,20 +65,18 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
     """
     if num_workers(strategy) == 1:
         return
-    names, prints, lengths, _ = _of_all(strategy, None if first is None else [first], steps)
-    if len(set(lengths)) > 1:
+    prints, lengths, _ = _of_all(strategy, None if first is None else [first], steps)
+    if len(lengths) > 1:
         raise DataError(
-            f"An epoch's number of batches is one on {_groups(names, lengths)}. Give from_function the same "
+            f"An epoch's number of batches is one on {_told(lengths)}. Give from_function the same "
             "steps_per_epoch on every worker: the least number of batches of all shards."
         )
     if _NOTHING in prints:
-        has_none = [name for name, value in zip(names, prints, strict=True) if value == _NOTHING]
         raise DataError(
-            f"{', '.join(has_none)} found no batch in its shard. Every shard needs a batch for each step of an epoch."
+            f"{', '.join(prints[_NOTHING])} found no batch in its shard. Every shard needs a batch for each step of an "
+            "epoch."
         )
-    same = [[n for n, value in zip(names, prints, strict=True) if value == one] for one in dict.fromkeys(prints)]
-    twice = next((group for group in same if len(group) > 1), None)
-    if twice:
+    if twice := next((group for group in prints.values() if len(group) > 1), None):
         raise DataError(
             f"{' and '.join(twice)} begin with the same batch, so examples would be trained on twice. The function of "
             "from_function must give each shard other examples: dataset.shard(num_shards, shard), before any shuffle."
@@ -138,15 +134,21 @@ def _alike(levels: np.ndarray) -> list[int]:
 
 def _of_all(
     strategy: tf.distribute.Strategy, first: Any, steps: int | None, sample: tuple[Any, np.ndarray] | None = None
-) -> tuple[list[str], list[float], list[float], list[Any]]:
-    """Return the workers' names, and of each its first batch, its number of batches and its sample, as numbers."""
+) -> list[Groups]:
+    """Return the workers in groups: by their first batch, by their number of batches, and by their sample."""
     exact, levels = sample or (None, np.empty((0, _SAMPLED + 1)))
     prints = [_NOTHING if part is None else _fingerprint(part) for part in (first, exact)]
     own = np.array([prints[0], _NOTHING if steps is None else steps, prints[1], *levels.ravel()])
     found = arrays_of_all_workers(strategy, own)
     batches, lengths, samples = found[:, :3].T.tolist()
     alike = _alike(found[:, 3:].reshape(len(found), *levels.shape))
-    return list(addresses(strategy)), batches, lengths, list(zip(samples, alike, strict=True))
+    every: list[Groups] = []
+    for values in (batches, lengths, zip(samples, alike, strict=True)):
+        groups: Groups = {}
+        for name, value in zip(addresses(strategy), values, strict=True):
+            groups.setdefault(value, []).append(name)
+        every.append(groups)
+    return every
 
 
 def _fingerprint(batch: Any) -> float:
@@ -159,9 +161,6 @@ def _fingerprint(batch: Any) -> float:
     return float(number)
 
 
-def _groups(names: list[str], values: list[Any]) -> str:
+def _told(groups: Groups) -> str:
     """Name the workers that agree: "worker 0, worker 2, and another on worker 1"."""
-    groups: dict[Any, list[str]] = {}
-    for name, value in zip(names, values, strict=True):
-        groups.setdefault(value, []).append(name)
     return ", and another on ".join(", ".join(group) for group in groups.values())

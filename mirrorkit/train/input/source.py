@@ -52,6 +52,12 @@ class Source:
         """Whether workers compare `identity` rather than the first batch that each of them reads."""
         return self.reads_own_rows
 
+    def size_of(self, batch: int) -> int | None:
+        """Return how many examples the batch of this number in an epoch has; None where that is unknown."""
+        if self.num_examples is None or self.global_batch_size is None:
+            return None
+        return min(self.global_batch_size, self.num_examples - batch * self.global_batch_size)
+
     @property
     def element_spec(self) -> Spec:
         """Shapes and dtypes of a batch; a recipe remembers it, while making a dataset for it takes 0.1 s."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.object_storage import require_local
 from mirrorkit.strategy import (
     arrays_of_all_workers,
     is_chief,
@@ -27,7 +28,6 @@ from mirrorkit.strategy import (
 from mirrorkit.train.callback import LoopCallback, call_periods
 from mirrorkit.train.checkpoints import Checkpoints, Restored
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
-from mirrorkit.train.loop.callback_paths import require_writable
 from mirrorkit.train.loop.journal import journals
 from mirrorkit.train.loop.same_workers import SameWorkers
 from mirrorkit.train.step.custom import Custom
@@ -47,6 +47,16 @@ _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and 
     "which a small model notices. If the callback only looks, Loop(..., steps_per_call=50), or with mk.fit "
     "compile(steps_per_execution=50), calls it once per 50 steps.",
 }
+
+_PATHS = {  # the attribute of a callback that says where it writes
+    keras.callbacks.TensorBoard: "log_dir",
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.CSVLogger: "filename",
+}
+_INSTEAD = (
+    "Name a local path, and copy it to the address at the end of each epoch; docs/watching.md shows how: "
+    "'Logs at an address'."
+)
 
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
@@ -102,6 +112,33 @@ def callback_list(
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
     return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+
+
+def require_writable(callbacks: Sequence[Any]) -> None:
+    """Refuse addresses that TensorFlow cannot open, which would fail within the training, or at its end."""
+    for callback in callbacks:
+        for kind, attribute in _PATHS.items():
+            if isinstance(callback, kind):
+                # CSVLogger closes its file as only Python's own can be closed.
+                schemes = [] if kind is keras.callbacks.CSVLogger else tf.io.gfile.get_registered_schemes()
+                path = getattr(callback, attribute, "")
+                require_local(type(callback).__name__, path, schemes=schemes, cure=_INSTEAD)
+
+
+def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
+    """Tell callbacks whether the log that they watch is to rise or to fall, where they leave it to Keras to find out.
+
+    Keras asks the model's own metrics, which only its own training fills. `modes` has "max" or "min" for each log name.
+    """
+    for callback in hooks.callbacks:
+        watched = getattr(callback, "monitor", None)
+        if isinstance(watched, str) and getattr(callback, "mode", None) == "auto":
+            callback.mode = modes.get(watched.removeprefix("val_"), "auto")
+        # Private to Keras: it turns the sign of `min_delta`, once, at the end of the first epoch. A resumed run that
+        # was given the turned one would turn it back; so it is turned before what changes in the run is noted.
+        if hasattr(callback, "_set_monitor_op") and getattr(callback, "monitor_op", callback) is None:
+            with contextlib.suppress(ValueError):  # no such log; Keras says so at the end of the first epoch
+                callback._set_monitor_op()
 
 
 @contextlib.contextmanager

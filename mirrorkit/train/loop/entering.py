@@ -23,11 +23,10 @@ class Entered:
         self._lock = threading.Lock()
         self._thread = threading.current_thread()
         self._running: list[str] = []
-        self.is_training = False  # from the first epoch on
 
     @contextlib.contextmanager
-    def by(self, method: str) -> Iterator[None]:
-        """Run the block as this method of the loop.
+    def by(self, method: str, *, is_training: bool) -> Iterator[None]:
+        """Run the block as this method of a loop, which `is_training` from the first epoch of a fit on.
 
         Raises:
             StepError: in a forked process, in another thread than what is running, or `fit` within anything.
@@ -41,7 +40,7 @@ class Entered:
                     f"loop runs in {self._thread.name!r}. Both would write the same state. Call it after that has "
                     "ended, or in a callback; or make another loop, with a model and a step of its own."
                 )
-            if self._running and (method == "fit" or (method == "restore" and self.is_training)):
+            if self._running and (method == "fit" or (method == "restore" and is_training)):
                 raise StepError(
                     f"Loop.{method} was called while Loop.{self._running[-1]} of the same loop runs, and would move "
                     "its position. Callbacks may call evaluate and predict. Call it after that has ended, or use "
@@ -54,7 +53,6 @@ class Entered:
                 yield
         finally:
             self._running.pop()
-            self.is_training = self.is_training and method != "fit"
 
 
 def one_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -62,7 +60,7 @@ def one_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concaten
 
     @functools.wraps(method)
     def alone(self: Any, /, *args: P.args, **options: P.kwargs) -> R:
-        with self._entered.by(method.__name__):
+        with self._entered.by(method.__name__, is_training=self.running is not None):
             return method(self, *args, **options)
 
     return alone

@@ -8,22 +8,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import ConcreteFunction, KerasCallback, Nest
+from mirrorkit._types import ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
 from mirrorkit.train.calls.errors import explained, joined, require_examples
 from mirrorkit.train.checkpoints import Restored, restore_newest
-from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
+from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.input.input import Input
 from mirrorkit.train.input.keras_data import Data, are_arrays, data_of_fit, keras_data
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.loop.callbacks import (
-    agree_to_stop,
     begin_states,
     callback_list,
+    choose_modes,
     end_training,
     keras_calls_together,
     release,
@@ -32,17 +32,18 @@ from mirrorkit.train.loop.callbacks import (
 )
 from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
-from mirrorkit.train.loop.monitors import choose_modes
+from mirrorkit.train.loop.fit import Fit
 from mirrorkit.train.loop.passes import Passes
 from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
-from mirrorkit.train.loop.resumed import call_epoch_begin
 from mirrorkit.train.loop.validation import Validation
 from mirrorkit.train.parameter_server.calls import RemoteCalls
+from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
-from mirrorkit.train.step.loop_step import LoopStep
+from mirrorkit.train.step.loop_step import LoopStep, Need
 from mirrorkit.train.step.step import Step
+from mirrorkit.variables import unchanged
 
 
 class Loop:
@@ -89,29 +90,38 @@ class Loop:
         self._told_where = self._told_of_hooks = False
         self._warm = False
         self._restored: Restored | None = None  # where the next fit goes on
-        self._data: Input | None = None  # of the fit that is running, as the next
-        self.finite_watch: FiniteWatch | None = None  # these two mirrorkit's own callbacks ask too
-        self.callback_states: CallbackStates | None = None
+        self.running: Fit | None = None  # which mirrorkit's own callbacks ask too
         self._entered, self.position = Entered(), Position()
 
     @property
     def steps_per_call(self) -> int:
         """How many steps the next whole call takes; with "auto" it is found from the first calls."""
         if self._passes is not None:
-            return self._passes.steps_per_call
+            return self._passes.length.next(None)
         return 1 if self._steps_per_call == "auto" else int(self._steps_per_call)
 
-    def _built(self, data: Data | None = None) -> Passes:
-        """Build what is not built: the step, and from the data its model."""
-        if self._passes is None or (data is not None and getattr(self._passes.step, "only_for", None) is not None):
-            spec = None if data is None else self._whole(data).element_spec
-            step: LoopStep
-            if isinstance(self.step, Step):
-                step = self.step.for_loop(self.strategy, spec)
-            else:
-                step = Custom(self.strategy, self.step)
+    def _built(self, element_spec: Spec = None) -> Passes:
+        """Build what is not built: the step, and from the data's element spec its model."""
+        step: LoopStep
+        if isinstance(self.step, Step):
+            step = self.step.for_loop(self.strategy, element_spec)
+        else:
+            step = self._passes.step if self._passes else Custom(self.strategy, self.step)
+        if self._passes is None or self._passes.step is not step:
             self._passes = Passes(self.strategy, step, self._steps_per_call)
         return self._passes
+
+    def _reads(
+        self, data: Data, need: Need, class_weight: Mapping[int, float] | None = None, **options: Any
+    ) -> tuple[Passes, Input]:
+        """Return the step, built if it was not, and the data as an `Input`, which takes `options`."""
+        inputs = Input(self.strategy, data, class_weight=class_weight, **options)
+        passes = self._built(inputs.given_spec)
+        passes.step.require(need)
+        if class_weight:
+            passes.step.require("class_weight")
+            check_class_targets(passes.step.model, inputs.element_spec)
+        return passes, inputs
 
     @checks_arguments(StepError)
     @one_at_a_time
@@ -202,14 +212,12 @@ class Loop:
         if is_of_arrays and steps_per_epoch is not None:  # then the next epoch goes on where the last one stopped
             epochs_of_data = -(-steps_per_epoch * (epochs - initial_epoch) // data.steps_per_epoch)
             data = data.epochs(max(1, epochs_of_data), first=initial_epoch)
-        passes = self._built(data)
+        passes, training = self._reads(data, "train", class_weight, steps=steps_per_epoch, carry_on=True)
         step, model = passes.step, passes.step.model
-        step.require("train")
         if validation_data is not None:
             step.require("evaluate")
         if validation_averaged:
             step.averaged()  # raises where there are none
-        training = passes.training(data, class_weight, steps=steps_per_epoch, carry_on=True)
         validation = Validation(
             self.strategy, validation_data, validation_steps, validation_freq, validate_every, validation_averaged
         )
@@ -229,7 +237,6 @@ class Loop:
             class_weight=class_weight,
             **validation.asked,
         )
-        self._data = training
         if not self._told_where and verbosity(verbose) and is_chief(self.strategy):
             print(chosen(self.strategy), flush=True)
         self._told_where = True
@@ -239,28 +246,18 @@ class Loop:
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)
                 hooks.on_train_begin()  # may restore
-                position, self._entered.is_training = self.position, True
-                finite = self.finite_watch = FiniteWatch(self.strategy, step, position, hooks.callbacks)
-                states = self.callback_states = begin_states(self, model, hooks, callbacks, self._restored)
+                position = self.position
+                finite = FiniteWatch(self.strategy, step, position, hooks.callbacks)
+                states = begin_states(self, model, hooks, callbacks, self._restored)
                 training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
-                logs: dict[str, float] = {}
-                has_stopped = position.stopping and not position.batch  # between two epochs
-                while position.epoch < epochs and position.ended < epochs and not has_stopped:
-                    epoch = position.epoch
-                    call_epoch_begin(hooks, position, step, states)
-                    logs = passes.train(training, position, hooks, report, finite, validation, each_step=each_step)
-                    if validation.comes_after(epoch):
-                        logs |= validation.logs(passes, hooks)
-                    position.next_epoch()
-                    hooks.on_epoch_end(epoch, logs)
-                    agree_to_stop(self.strategy, model, hooks)
-                    if model.stop_training:
-                        break
-                position.ended = epochs
+                self.running = Fit(
+                    self.strategy, passes, position, training, validation, hooks, states, finite, report, each_step
+                )
+                logs = self.running.run(epochs)
                 end_training(self.strategy, step, hooks, logs)
         finally:
             release(hooks)
-            self._data = self.finite_watch = self.callback_states = None
+            self.running = None
         report.history = {name: list(values) for name, values in position.history.items()}
         report.skipped_steps = getattr(self.step, "skipped_steps", 0)
         return report
@@ -288,9 +285,7 @@ class Loop:
             verbose: as in `fit`.
         """
         data = keras_data(self.strategy, data, y, sample_weight, batch_size=batch_size, steps=steps)
-        passes = self._built(data)
-        passes.step.require("evaluate")
-        inputs = Input(self.strategy, data, steps=steps)
+        passes, inputs = self._reads(data, "evaluate", steps=steps)
         hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, epochs=1, steps=inputs.steps)
         with explained(self.strategy):
             return passes.test(inputs, hooks)
@@ -308,12 +303,11 @@ class Loop:
             steps: batches to predict; all by default.
         """
         data = keras_data(self.strategy, data, batch_size=batch_size, steps=steps)
-        passes = self._built(data)
-        passes.step.require("predict")
-        inputs = Input(self.strategy, data, steps=steps)
+        passes, inputs = self._reads(data, "predict", steps=steps)
         of_all_workers(self.strategy, 0)  # a worker that is at another place of the program is named
         with explained(self.strategy):
-            parts = list(passes.predict(inputs))
+            batches = inputs.batches(first_batch_check(passes.step, "predict"))
+            parts = list(passes.calls.predictions(batches))
         # An output without rows counts as one; `joined` refuses it.
         require_examples(len(parts), sum(tf.nest.flatten(part)[0].shape[:1].num_elements() for part in parts))
         return tf.nest.map_structure(lambda *part: joined([p.numpy() for p in part]), *parts)
@@ -334,18 +328,37 @@ class Loop:
             validation_data: what `evaluate` will be given; `data` by default.
             class_weight: what `fit` will be given.
         """
-        passes = self._built(data)
+        passes, training = self._reads(data, "train", class_weight, rehearses=True)
+        step, calls, length = passes.step, passes.calls, passes.length
         variables_of(self.step, "warm_up could not put it back")
         with explained(self.strategy):
-            training = passes.training(data, class_weight, rehearses=True)
             evaluated = data if validation_data is None else validation_data
-            passes.rehearse(training, self._whole(evaluated) if passes.step.can("evaluate") else None)
+            testing = Input(self.strategy, evaluated, rehearses=True) if step.can("evaluate") else None
+            with unchanged([]):
+                step.prepare(training.element_spec)  # which may make variables
+            with unchanged(step.variables):
+                check = first_batch_check(step)
+                if check is not None and (batch := training.first()) is not None:
+                    check(batch)
+                for number, (batches, most) in enumerate(training.rehearsals(step.accumulate)):
+                    for steps in length.probes() if number == 0 else (most,):
+                        result = calls.train(batches, passes.zeros(), min(steps, most))
+                        batches.position -= result.steps
+                        length.learn(result.steps, result.seconds)
+                if testing is not None:
+                    step.prepare(testing.element_spec, "test")
+                    for batches, _ in testing.rehearsals():
+                        calls.test(batches, passes.zeros("test"), 1)
         self._warm = True
 
     @one_at_a_time
     def traced(self, data: Data) -> ConcreteFunction:
         """Trace the function that `fit` would call for whole batches, and do not run it; see `mk.checks.on_devices`."""
-        return self._built(data).traced(self._whole(data))
+        passes, training = self._reads(data, "train", rehearses=True)
+        assert not isinstance(passes.calls, RemoteCalls)  # under parameter servers the workers trace theirs
+        passes.step.prepare(training.element_spec)
+        batches, steps = next(training.rehearsals(passes.step.accumulate))
+        return next(passes.calls.functions("train", batches, steps))
 
     @checks_arguments(StepError)
     @one_at_a_time
@@ -379,11 +392,10 @@ class Loop:
             epoch: an epoch that has begun.
             batch: the first batch to return, in that epoch.
         """
-        assert self._data is not None
-        passes = self._built()
+        assert self.running is not None
+        passes = self.running.passes
         assert not isinstance(passes.calls, RemoteCalls)
-        data = self._data.epoch(epoch, start=batch)
-        return Replay(self.strategy, passes.step, passes.calls, data)
+        return Replay(self.strategy, passes.step, passes.calls, self.running.data.epoch(epoch, start=batch))
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback of any worker wants calls of one step."""
@@ -392,6 +404,3 @@ class Loop:
         acting = some_act_on_batches(self.strategy, callbacks, tell=not self._told_of_hooks)
         self._told_of_hooks |= acting
         return acting and not is_parameter_server(self.strategy)
-
-    def _whole(self, data: Data) -> Input:
-        return Input(self.strategy, data, rehearses=True)

@@ -16,6 +16,24 @@ _log = logging.getLogger("mirrorkit")
 
 _AT_ITS_END = "go on from a checkpoint made at the end of an epoch"
 
+_ON_THE_DATA = (
+    f"Finish the epoch on the data that it began with, or {_AT_ITS_END}, where data may change. To start the epoch "
+    "again: loop.restore(folder), loop.position.batch = 0, and fit with Checkpoints in another folder."
+)
+
+_OTHER_ORDER = {  # what a `Position` holds: where it has changed, what began and what was found, and the cure
+    "order_version": (
+        "in version {} of the order of shuffled examples; this mirrorkit gives version {}",
+        f"Finish the epoch with the version of mirrorkit that began it, or {_AT_ITS_END}.",
+    ),
+    "order_workers": (
+        "with {} as the number of workers; found {}. The batches of this data (from_function) depend on it",
+        f"Finish the epoch on as many workers, or {_AT_ITS_END}.",
+    ),
+    "num_examples": ("of data with {} examples; found {} examples", _ON_THE_DATA),
+    "order": ("of data with {}; found {}", _ON_THE_DATA),
+}
+
 
 def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: CallbackStates) -> None:
     """Tell the callbacks that an epoch begins.
@@ -36,9 +54,7 @@ def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: Cal
 
 def begin_epoch(position: Position, data: Input, step: LoopStep) -> None:
     """Note with which data and sums an epoch begins."""
-    position.global_batch_size, position.num_examples = data.global_batch_size, data.num_examples
-    position.order_version, position.order_workers = data.order_version, data.order_workers
-    position.order, position.sums = data.order, _sums(data, step)
+    vars(position).update(data.order, sums=_sums(data, step))
 
 
 def require_same_epoch(position: Position, data: Input, step: LoopStep) -> None:
@@ -72,27 +88,12 @@ def _sums(data: Input, step: LoopStep) -> list[str]:
 
 
 def _require_same_order(position: Position, data: Input, where: str) -> None:
-    so = "so the rest of the epoch would repeat some examples and leave out others"
-    if position.order_version != data.order_version:
-        raise CheckpointError(
-            f"{where}, in version {position.order_version} of the order of shuffled examples; this mirrorkit gives "
-            f"version {data.order_version}, {so}. Finish the epoch with the version of mirrorkit that began it, or "
-            f"{_AT_ITS_END}."
-        )
-    workers, workers_now = position.order_workers, data.order_workers
-    if workers is not None and workers_now is not None and workers != workers_now:
-        on = f"{workers} worker{'s' * (workers > 1)}"
-        raise CheckpointError(
-            f"{where}, on {on}; found {workers_now}. The batches of this data (from_function) depend on the number of "
-            f"workers, {so}. Finish the epoch on {on}, or {_AT_ITS_END}."
-        )
-    examples = [None if n is None else f"{n} examples" for n in (position.num_examples, data.num_examples)]
-    for began, found in (examples, (position.order, data.order)):
+    for name, (differs, cure) in _OTHER_ORDER.items():
+        began, found = getattr(position, name), data.order[name]
         if began is not None and found is not None and began != found:
             raise CheckpointError(
-                f"{where}, of data with {began}; found {found}, {so}. Finish the epoch on the data that it began with, "
-                f"or {_AT_ITS_END}, where data may change. To start the epoch again: loop.restore(folder), "
-                "loop.position.batch = 0, and fit with Checkpoints in another folder."
+                f"{where}, {differs.format(began, found)}, so the rest of the epoch would repeat some examples and "
+                f"leave out others. {cure}"
             )
     if data.steps is not None and position.batch > data.steps:
         raise CheckpointError(

@@ -35,7 +35,7 @@ def pieces(
         while rows := list(itertools.islice(alike, at_once)):
             columns = [tf.nest.map_structure(lambda *v: tf.stack(v), *column) for column in zip(*rows, strict=True)]
             found = [tf.nest.flatten(batch)[0].shape[0] for batch in rows[0]]
-            piece = UpdateRun(first, len(rows), tuple(size if size == data.size else None for size in found))
+            piece = UpdateRun(first, len(rows), tuple(size if size == data.size_of(0) else None for size in found))
             yield piece, columns
             first += piece.batches
 

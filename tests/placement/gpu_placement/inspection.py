@@ -76,7 +76,7 @@ def of_loop(loop: Loop, data: Any, *, validation_data: Any = None) -> Placement:
 
 def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, EpochIterator | None]]:
     """Trace each function that a loop would call; yield its name, it, and the data whose source it takes, if any."""
-    passes = loop._built(data)
+    passes = loop._built(Input(loop.strategy, data, rehearses=True).element_spec)
     step = passes.step
     for name, what, used, accumulate in [("train", "train", data, step.accumulate), ("evaluate", "test", evaluated, 1)]:
         if what == "test" and not step.can("evaluate"):

@@ -19,9 +19,10 @@ from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.input import input as inputs
 from mirrorkit.train.loop.resumed import begin_epoch, require_same_epoch
 
-DATA = {
-    **{"steps": 5, "global_batch_size": 12, "num_examples": 60, "class_weight": {1: 2.0}, "starts_over": False},
-    **{"order": "shuffle seed=2", "order_version": 1, "order_workers": 2},
+DATA = {"steps": 5, "global_batch_size": 12, "class_weight": {1: 2.0}, "starts_over": False}
+ORDER = {
+    **{"global_batch_size": 12, "num_examples": 60, "order": "shuffle seed=2"},
+    **{"order_version": 1, "order_workers": 2},
 }
 TOTALS = ("the loss mse", "the metric 'mae'")
 
@@ -33,8 +34,10 @@ def go_on(batch: int, totals: Sequence[str] = TOTALS, **changes: Any) -> None:
         return SimpleNamespace(totals_size=lambda: len(names), describe_totals=lambda: names)
 
     position = Position(batch=batch, totals=[0.0] * len(TOTALS))
-    begin_epoch(position, SimpleNamespace(**DATA), step(TOTALS))  # type: ignore[arg-type]
-    require_same_epoch(position, SimpleNamespace(**{**DATA, **changes}), step(totals))  # type: ignore[arg-type]
+    begin_epoch(position, SimpleNamespace(**DATA, order=ORDER), step(TOTALS))  # type: ignore[arg-type]
+    order = {name: changes.get(name, value) for name, value in ORDER.items()}
+    data = SimpleNamespace(**{**DATA, **changes, "order": order})
+    require_same_epoch(position, data, step(totals))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def go_on(batch: int, totals: Sequence[str] = TOTALS, **changes: Any) -> None:
         ({"num_examples": None, "steps": 1}, "found data with 1 batches"),
         ({"order": "5 batches of a tf.data.Dataset"}, "shuffle seed=2; found 5 batches"),
         ({"order_version": 7}, "version 1 .* version 7"),
-        ({"order_workers": 3}, "on 2 workers; found 3"),
+        ({"order_workers": 3}, "with 2 as the number of workers; found 3"),
     ],
     ids=str,
 )
@@ -88,7 +91,7 @@ def test_the_number_of_workers_that_an_order_depends_on(
         return plain_dataset(*numbers, batch=12 // num_shards).shard(num_shards, shard)
 
     def found(data: Any) -> int | None:
-        return inputs.Input(strategy_of("one_device", 1), data).order_workers
+        return inputs.Input(strategy_of("one_device", 1), data).order["order_workers"]
 
     assert found(mk.data.from_function(of_own_function, global_batch_size=12)) == workers
     assert found(recipe) is None

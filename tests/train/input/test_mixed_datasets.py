@@ -58,7 +58,7 @@ def test_batches_that_were_looked_at_are_as_they_were(kind: str) -> None:
         "dict": {"a": np.arange(3), "b": np.zeros([3, 2])},
     }[kind]
     data = tf.data.Dataset.from_tensor_slices(rows).batch(2)
-    iterator = HostIterator(data, steps=None, size=None, whole=0)
+    iterator = HostIterator(data, steps=None, size_of=lambda batch: None)
     iterator.look_at(2)
     assert iterator.source.element_spec == data.element_spec
     for number, expected in enumerate(data):

@@ -32,13 +32,14 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(
             same_data, "arrays_of_all_workers", lambda strategy, value: (values.append(value), value[np.newaxis])[1]
         )
+        monkeypatch.setattr(same_data, "addresses", lambda strategy: ["chief"])
         for one in seen:
             alone(*one)
         monkeypatch.setattr(same_data, "arrays_of_all_workers", lambda strategy, value: np.stack(values))
+        monkeypatch.setattr(same_data, "addresses", lambda strategy: ["chief", "worker 0", "worker 1"])
         alone(*seen[0])
 
     monkeypatch.setattr(same_data, "num_workers", lambda strategy: 3)
-    monkeypatch.setattr(same_data, "addresses", lambda strategy: dict.fromkeys(("chief", "worker 0", "worker 1")))
     return compare
 
 

@@ -133,8 +133,9 @@ def test_files_of_other_sizes_are_read_in_the_same_order_without_a_shuffle(tmp_p
 # --- how the batches of an epoch are divided into runs of updates that are alike
 
 
-def _iterator(steps: int | None, *, whole: int, last: int | None = None, position: int = 0) -> EpochIterator:
-    return EpochIterator(None, steps=steps, size=8, whole=whole, last=last, position=position)
+def _iterator(steps: int | None = 6, position: int = 0) -> EpochIterator:
+    """Five batches of 8, and one of 3."""
+    return EpochIterator(None, steps=steps, size_of=lambda batch: 8 if batch < 5 else 3, position=position)
 
 
 @pytest.mark.parametrize(
@@ -153,29 +154,35 @@ def _iterator(steps: int | None, *, whole: int, last: int | None = None, positio
     ],
 )
 def test_runs_of_like_updates(position: int, steps: int, accumulate: int, expected: list[UpdateRun]) -> None:
-    data = _iterator(6, whole=5, last=3, position=position)
+    data = _iterator(position=position)
     parts = list(data.parts(steps, accumulate))
     assert parts == expected
     assert sum(part.batches for part in parts) == steps
 
 
 def test_updates_of_batches_of_unknown_size_are_made_in_one_call() -> None:
-    data = EpochIterator(None, steps=5, size=None, whole=0)
+    data = EpochIterator(None, steps=5, size_of=lambda batch: None)
     assert list(data.parts(5, 2)) == [UpdateRun(0, 2, (None, None)), UpdateRun(4, 1, (None,))]
 
 
 def test_the_place_in_the_epoch() -> None:
-    data = _iterator(6, whole=5, last=3, position=1)
+    data = _iterator(position=1)
     assert data.left == 5
     data.advance(4)
     assert (data.position, data.left) == (5, 1)
-    assert [data.size_of(batch) for batch in (0, 4, 5)] == [8, 8, 3]
-    assert _iterator(None, whole=0).left is None
+    assert _iterator(None).left is None
+
+
+@pytest.mark.parametrize(("examples", "sizes"), [(43, [8, 8, 8, 8, 8, 3]), (16, [8, 8]), (3, [3])])
+def test_the_sizes_of_batches(examples: int, sizes: list[int]) -> None:
+    data = source_of(mk.data.batches(mk.data.arrays(np.arange(examples), np.arange(examples)), global_batch_size=8))
+    assert [data.size_of(batch) for batch in range(data.steps or 0)] == sizes
+    assert source_of(tf.data.Dataset.range(16).batch(8)).size_of(0) is None
 
 
 def test_batches_that_were_looked_at_are_a_part_of_their_own() -> None:
     def data(look_at: int) -> HostIterator:
-        made = HostIterator(tf.data.Dataset.range(48).batch(8), steps=6, size=8, whole=6)
+        made = HostIterator(tf.data.Dataset.range(48).batch(8), steps=6, size_of=lambda batch: 8)
         if look_at:
             made.look_at(look_at)
         return made

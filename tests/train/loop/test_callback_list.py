@@ -17,8 +17,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.loop import callbacks as module
-from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, release
-from mirrorkit.train.loop.monitors import choose_modes
+from mirrorkit.train.loop.callbacks import agree_to_stop, callback_list, choose_modes, release
 
 C = keras.callbacks
 

@@ -35,9 +35,8 @@ def _read(
     examples: int, *, size: int | None = 4, steps: int | None = None, look_at: int = 0, **options: Any
 ) -> HostIterator:
     """Batches of 4 that the chief reads: those of a recipe, or with `size=None` of a user's dataset."""
-    whole = 0 if size is None else examples // 4
     dataset = tf.data.Dataset.range(examples).batch(4)
-    made = HostIterator(dataset, steps=steps, size=size, whole=whole, **options)
+    made = HostIterator(dataset, steps=steps, size_of=lambda batch: size, **options)
     if look_at:
         made.look_at(look_at)
     return made
@@ -45,7 +44,7 @@ def _read(
 
 def _sent(recipe: mk.data.Batches, epoch: int, **place: Any) -> SentIterator:
     """Batches of a set that the workers hold."""
-    return SentIterator(recipe, epoch, size=recipe.global_batch_size, whole=0, **place)
+    return SentIterator(recipe, epoch, size_of=lambda batch: recipe.global_batch_size, **place)
 
 
 def _batches(examples: int) -> list[list[int]]:
