@@ -30,7 +30,7 @@ class Reader(Protocol):
     """Reads the examples of a set, which have numbers from 0 on."""
 
     @property
-    def counts(self) -> Sequence[int]:
+    def blocks(self) -> Sequence[int]:
         """The number of examples in each block. They are consecutive, and cheap to read one after the other."""
         ...
 
@@ -142,8 +142,13 @@ class InBlocks(PreparedRecipe):
             )
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        if self._in_lanes:
-            self._tell_few_lanes(self._block_order(epoch).lanes, context)
+        if self._in_lanes and context is not None:
+            lanes, workers = self._block_order(epoch).lanes, context.num_input_pipelines
+            if lanes < workers:
+                _say_once(
+                    f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
+                    f"workers, so that several read the same rows. {self.few_lanes}"
+                )
         options = tf.data.Options()  # its files are not TensorFlow's to divide
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
         return super()._dataset(epoch, start, context).with_options(options)
@@ -158,7 +163,7 @@ class InBlocks(PreparedRecipe):
         return self.shuffle and self.weights is None
 
     def _block_order(self, epoch: int) -> BlockOrder:
-        return BlockOrder(self._reader.counts, self.global_batch_size, (self.seed, epoch), self._reader.most)
+        return BlockOrder(self._reader.blocks, self.global_batch_size, (self.seed, epoch), self._reader.most)
 
     def _windows(self, epoch: int, start: int) -> Iterator[np.ndarray]:
         size, steps = self.global_batch_size, self.steps_per_epoch
@@ -192,15 +197,6 @@ class InBlocks(PreparedRecipe):
                 columns, batches = window
                 for places in batches:
                     yield tuple(column[places] for column in columns)
-
-    def _tell_few_lanes(self, lanes: int, context: tf.distribute.InputContext | None) -> None:
-        """Warn, the first time, where several workers read the same lanes."""
-        workers = 1 if context is None else context.num_input_pipelines
-        if lanes < workers:
-            _say_once(
-                f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
-                f"workers, so that several read the same rows. {self.few_lanes}"
-            )
 
 
 @functools.cache

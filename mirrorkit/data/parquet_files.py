@@ -51,6 +51,7 @@ class Parquet(InBlocks):
             such as "s3://bucket/sales" (docs: Data, In a bucket).
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        weights, replacement, examples_per_epoch: refused, since row groups are read from their beginning on.
         x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
         y: the columns of the targets, likewise; None for batches without targets.
         sample_weight: the column of the weights.
@@ -108,7 +109,7 @@ class Parquet(InBlocks):
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
-        return self._reader.counts if self.shuffle else None
+        return self._reader.blocks if self.shuffle else None
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""

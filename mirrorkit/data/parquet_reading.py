@@ -31,7 +31,7 @@ class Table:
         footers: of each file, what pyarrow calls its metadata.
         columns: those that are read.
         groups: of each row group in the order of the files, the file and the number in it.
-        counts: the number of rows of each.
+        blocks: the number of rows of each.
         row_bytes: about how many bytes a row has.
     """
 
@@ -39,7 +39,7 @@ class Table:
     footers: tuple[Any, ...]
     columns: tuple[Column, ...]
     groups: tuple[tuple[int, int], ...]
-    counts: tuple[int, ...]
+    blocks: tuple[int, ...]
     row_bytes: int
 
     by_number = False
@@ -47,7 +47,7 @@ class Table:
     @property
     def most(self) -> int:
         """How many row groups may be read at the same time, so that memory holds them."""
-        return max(1, _OPEN // max(1, self.row_bytes * max(self.counts)))
+        return max(1, _OPEN // max(1, self.row_bytes * max(self.blocks)))
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """See `in_blocks.Reader`; rows come in the order of the files."""
@@ -55,7 +55,7 @@ class Table:
 
     def opened(self) -> Read:
         """See `in_blocks.Reader`."""
-        return BlockReading(self.counts, lambda group, first: (0, self._rows(group)))
+        return BlockReading(self.blocks, lambda group, first: (0, self._rows(group)))
 
     def _rows(self, group: int) -> Iterator[Arrays]:
         path = self.files[self.groups[group][0]]
@@ -79,14 +79,14 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
         with open_file(source, page_checksum_verification=True, **how) as opened:
             for batch in opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                 rows_read += batch.num_rows
-                if rows_read == table.counts[group]:
+                if rows_read == table.blocks[group]:
                     break
                 yield batch
     except MirrorkitError:
         raise
     except (OSError, pyarrow().ArrowException) as error:
         raise damaged(path, error, number) from error
-    if rows_read < table.counts[group]:
+    if rows_read < table.blocks[group]:
         raise damaged(path, f"it ends after {rows_read} rows", number)
     yield batch  # the last one, when the file is closed, or its pages would stay in memory
 

@@ -77,7 +77,7 @@ class RecordIndex:
         files: their paths.
         compression: "" or "GZIP".
         counts: the number of examples in each file, or in all together; None if it is unknown.
-        one_size: whether all examples of a file have the same number of bytes.
+        one_size: whether `write_records` wrote them: all examples of a file have the same number of bytes.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RecordIndex:
         if isinstance(counts, int) and len(files) == 1:
             counts = [counts]
         self._told = tuple(counts) if isinstance(counts, Sequence) else counts
-        self._one_size = one_size
+        self.one_size = one_size
         self._files = [_File(path, compression) for path in files]
 
     @property
@@ -128,7 +128,7 @@ class RecordIndex:
         Raises:
             DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
         """
-        if not self._one_size:
+        if not self.one_size:
             if self._told is not None and not self.reads_through:
                 self._counted()
             return
@@ -146,9 +146,8 @@ class RecordIndex:
 
     def segment(self, file: int, first: int, count: int) -> Segment:
         """How to read `count` examples of a file from the `first` on; of one at an address see `segments`."""
-        if self.compression:  # where they lie among the compressed bytes is unknown; about up to here
-            length = -(-self._files[file].size * (first + count) // max(1, self.counts[file]))
-            return Segment(0, first, count, length)
+        if self.compression:  # where they lie among the compressed bytes is unknown
+            return Segment(0, first, count, self._files[file].size)
         offset, end = self._offset(file, first), self._offset(file, first + count)
         return Segment(offset, 0, count, end - offset)
 
@@ -176,7 +175,7 @@ class RecordIndex:
 
     def _agrees(self, file: int) -> bool:
         """Whether all examples have one size, the first one's, and there are as many as should be."""
-        first = self._files[file].first_length if self._one_size else None
+        first = self._files[file].first_length if self.one_size else None
         if first is None:
             return False
         size = self.counts[file] * first

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.in_blocks import Arrays, BlockReading, Read, by_block
-from mirrorkit.data.record_index import RecordIndex, Segment
+from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import read_errors
 from mirrorkit.data.remote_files import RemoteFile, copied
 from mirrorkit.errors import DataError
@@ -24,36 +24,28 @@ _AS_IT_IS.experimental_optimization.apply_default_optimizations = False
 _AS_IT_IS.autotune.enabled = False
 
 
-class RecordReader:
-    """Reads the examples of a set of files, numbered file after file; see `in_blocks.Reader`.
-
-    Args:
-        index: where they are.
-        in_turn: whether `write_records` wrote them, example i to file i modulo the number of files.
-    """
+class RecordReader(RecordIndex):
+    """Reads the examples of a set of files, numbered file after file; see `in_blocks.Reader`."""
 
     most = 64
-
-    def __init__(self, index: RecordIndex, *, in_turn: bool) -> None:
-        self._index, self._in_turn = index, in_turn
 
     @property
     def by_number(self) -> bool:
         """See `in_blocks.Reader`."""
-        return not self._index.reads_through
+        return not self.reads_through
 
     @functools.cached_property
-    def counts(self) -> list[int]:
+    def blocks(self) -> list[int]:
         """The number of examples in each block: a part of a file, or a file if it is compressed."""
-        return [size for _, _, size in self._blocks]
+        return [size for _, _, size in self._spans]
 
     @functools.cached_property
-    def _blocks(self) -> list[tuple[int, int, int]]:
+    def _spans(self) -> list[tuple[int, int, int]]:
         """Of each block the file, the number of its first example in it, and how many it has."""
-        each = max(1, sum(self._index.counts) // _BLOCKS)
+        each = max(1, sum(self.counts) // _BLOCKS)
         found = []
-        for file, count in enumerate(self._index.counts):
-            parts = 1 if self._index.compression else max(1, count // each)
+        for file, count in enumerate(self.counts):
+            parts = 1 if self.compression else max(1, count // each)
             cuts = [part * count // parts for part in range(parts + 1)]
             found += [(file, first, end - first) for first, end in itertools.pairwise(cuts)]
         return found
@@ -61,21 +53,22 @@ class RecordReader:
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
         """The number of the first example of each file."""
-        return np.cumsum([0, *self._index.counts])[:-1]
+        return np.cumsum([0, *self.counts])[:-1]
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
-        """See `in_blocks.Reader`; the examples come as they were written, or file after file."""
-        if not self._in_turn:
+        """See `in_blocks.Reader`: `write_records` gives example i to file i modulo the number of files."""
+        files, total = len(self.files), sum(self.counts)
+        in_turn = tuple(len(range(file, total, files)) for file in range(files))
+        if not self.one_size or self.counts != in_turn:
             return places
-        files = len(self._firsts)
         return self._firsts[places % files] + places // files
 
     def opened(self) -> Read:
         """See `in_blocks.Reader`."""
-        return self._read if self.by_number else BlockReading(self.counts, self._opened)
+        return self._read if self.by_number else BlockReading(self.blocks, self._opened)
 
     def _opened(self, block: int, first: int) -> tuple[int, Iterator[Arrays]]:
-        file, begin, size = self._blocks[block]
+        file, begin, size = self._spans[block]
         return first, ((part,) for part in self._parts(file, begin + first, size - first))
 
     def _read(self, numbers: np.ndarray) -> Arrays:
@@ -91,10 +84,10 @@ class RecordReader:
 
     def _of_spans(self, spans: list[tuple[int, int, int]]) -> np.ndarray:
         """Return the examples of some spans of local, uncompressed files: of each the file, the first, and how many."""
-        segments = [self._index.segment(*span) for span in spans]
+        segments = [self.segment(*span) for span in spans]
         numbers = np.array([(one.offset, one.size, one.buffer) for one in segments], np.int64)
         with contextlib.suppress(tf.errors.OpError):
-            found = _examples([self._index.files[file] for file, _, _ in spans], *numbers.T).numpy()
+            found = _examples([self.files[file] for file, _, _ in spans], *numbers.T).numpy()
             if len(found) == numbers[:, 1].sum():
                 return found
         # One file after the other, so that the error names it.
@@ -102,11 +95,15 @@ class RecordReader:
 
     def _parts(self, file: int, first: int, size: int) -> Iterator[np.ndarray]:
         """Yield examples of a file from the `first` on, several at a time."""
-        index, path, count = self._index, self._index.files[file], 0
-        for segment in index.segments(file, first, size):
-            with _at_hand(path, segment) as (here, offset):
-                examples = _examples_of(index.compression, here, offset, segment.buffer).skip(segment.skip)
-                parts = iter(examples.take(segment.size).batch(index.per_buffer(file)).with_options(_AS_IT_IS))
+        path, count = self.files[file], 0
+        for segment in self.segments(file, first, size):
+            offset = segment.offset
+            where: contextlib.AbstractContextManager[str] = contextlib.nullcontext(path)
+            if isinstance(path, RemoteFile):  # TensorFlow reads only files
+                offset, where = 0, copied(path, offset, offset + segment.length)
+            with where as here:
+                examples = _examples_of(self.compression, here, offset, segment.buffer).skip(segment.skip)
+                parts = iter(examples.take(segment.size).batch(self.per_buffer(file)).with_options(_AS_IT_IS))
                 while True:
                     with read_errors(path, first + count):
                         part = next(parts, None)
@@ -142,13 +139,3 @@ def _examples(*columns: tf.Tensor) -> tf.Tensor:
 
     examples = tf.data.Dataset.from_tensor_slices(columns).flat_map(of_segment)
     return examples.batch(tf.reduce_sum(columns[2])).get_single_element()
-
-
-@contextlib.contextmanager
-def _at_hand(file: str, segment: Segment) -> Iterator[tuple[str, int]]:
-    """Give a path that TensorFlow can read, and the byte of it at which a segment begins."""
-    if isinstance(file, RemoteFile):
-        with copied(file, segment.offset, segment.offset + segment.length) as path:
-            yield path, 0
-    else:
-        yield file, segment.offset

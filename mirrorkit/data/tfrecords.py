@@ -17,7 +17,6 @@ from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.index_file import read_index, require_features
-from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.data.remote_files import local, opened
@@ -98,7 +97,6 @@ class Records(InBlocks):
     counts: tuple[int, ...] = field(init=False)
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
-    _index: RecordIndex = field(init=False, repr=False)
     _reader: RecordReader = field(init=False, repr=False)
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
@@ -136,19 +134,18 @@ class Records(InBlocks):
             num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
         )
         # arrays of one dtype and shape throughout: examples of one size
-        self._set(_index=RecordIndex(self.files, self.compression, self.counts, one_size=True))
-        self._index.require_counts()
-        self._set(_reader=RecordReader(self._index, in_turn=True))
+        self._set(_reader=RecordReader(self.files, self.compression, self.counts, one_size=True))
+        self._reader.require_counts()
         require_features(self.files[0], self.compression, index["features"])
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
         decode = self.decode or _image_decoder(files[0], compression, self.num_classes)
         told = _numbers(num_examples, files)
-        index = RecordIndex(files, compression, told)
-        counts = (told,) if isinstance(told, int) else index.counts
+        reader = RecordReader(files, compression, told)
+        counts = (told,) if isinstance(told, int) else reader.counts
         self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_index=index, _reader=RecordReader(index, in_turn=False))
+        self._set(_reader=reader)
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -177,7 +174,7 @@ class Records(InBlocks):
 
     def _check_number(self) -> None:
         if self.features is None:
-            self._index.require_counts()
+            self._reader.require_counts()
 
     def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
         return (tf.TensorSpec([length], tf.string),)
@@ -208,7 +205,7 @@ class Records(InBlocks):
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
-        return self._index.counts if self.shuffle else None
+        return self._reader.counts if self.shuffle else None
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
