@@ -170,8 +170,8 @@ MECHANISMS = (
     Mechanism(
         "the index knows where a record begins",
         "mirrorkit/data/record_index.py",
-        "offset, skip = offsets[at], record - records[at]",
-        "offset, skip = offsets[at], 0",
+        "return int(self._files[file].offsets[record])",
+        "return int(self._files[file].offsets[0])",
         "tests/data/test_record_index.py",
     ),
     Mechanism(

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from mirrorkit.data.distribution import uncopied
 from mirrorkit.data.nests import kind, pick
-from mirrorkit.data.order import Numbered
+from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 
 
-class OfSplit(Numbered):
+class OfSplit(PreparedRecipe):
     """A recipe that gathers its examples from a split in memory, which may hold the paths of files."""
 
     _split: Split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -14,13 +14,11 @@ import tensorflow as tf
 from mirrorkit.arguments import whole_number
 from mirrorkit.data import remote_files
 from mirrorkit.data.disk import paths_of, require_regular
+from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
-from mirrorkit.data.preparation import RowRanges
 from mirrorkit.data.record_files import matching
-from mirrorkit.data.record_streams import Streams, draw_streams
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel
-from mirrorkit.data.streamed import Arrays, Reader, Streamed, by_cursors
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 from mirrorkit.object_storage import is_address
 
@@ -28,7 +26,7 @@ Names = str | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet(Streamed):
+class Parquet(InBlocks):
     """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
 
     `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.
@@ -42,17 +40,18 @@ class Parquet(Streamed):
     One is a tensor: [B] for numbers, booleans or strings, [B, n] for lists of one length n. Columns keep their dtypes,
     but a single column `y` of integers or booleans becomes int64, and weights become float32.
 
-    Unshuffled, rows come in the order of the files. Shuffled, the row groups are divided among up to 64 streams,
-    differently in every epoch. Each batch takes some rows from every stream, and each stream is shuffled in blocks. A
+    Unshuffled, rows come in the order of the files. Shuffled, the row groups are divided among up to 64 lanes,
+    differently in every epoch. Each batch takes some rows from every lane, and each lane is shuffled within windows. A
     table with few large row groups is therefore mixed less: write it with `row_group_size=50_000`, say. The order is a
     pure function of the files, `global_batch_size`, `shuffle_buffer`, and (seed, epoch). Shuffled, each of several
-    workers reads only the streams with rows of its replicas.
+    workers reads only the lanes with rows of its replicas.
 
     Args:
         files: a file, a folder, a pattern such as "sales/2024-*.parquet", or a list of files; or addresses of these,
             such as "s3://bucket/sales" (docs: Data, In a bucket).
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        weights, replacement, examples_per_epoch: refused, since row groups are read from their beginning on.
         x: the columns of the inputs: a list of names, or one name. None takes all that are neither `y` nor weights.
         y: the columns of the targets, likewise; None for batches without targets.
         sample_weight: the column of the weights.
@@ -80,10 +79,9 @@ class Parquet(Streamed):
     fill: Any = None
     num_classes: int | None = None
     shuffle_buffer: int = 65_536
-    _table: Table = field(init=False, repr=False)
+    _reader: Table = field(init=False, repr=False)
 
-    begins_with_last = False
-    few_streams = "Write the files with a smaller row_group_size."
+    few_lanes = "Write the files with a smaller row_group_size."
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
@@ -100,48 +98,30 @@ class Parquet(Streamed):
                 _require_values(files, footers, column.name)
         groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
         counts = tuple(footers[file].row_group(group).num_rows for file, group in groups)
-        self._set(_table=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
+        self._set(_reader=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
         by_name = {column.name: column for column in columns}
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict"
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
         self._settle(sum(counts), shape, has_classes=are_classes and self.num_classes is not None)
+        self._require_by_number()
 
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
-        return self._table.counts if self.shuffle else None
+        return self._reader.blocks if self.shuffle else None
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        footer = zlib.crc32(repr(self._table.footers[0].to_dict()).encode())
-        return f"{super().identity(epoch, start)} {self._table.columns} {footer}"
+        footer = zlib.crc32(repr(self._reader.footers[0].to_dict()).encode())
+        return f"{super().identity(epoch, start)} {self._reader.columns} {footer}"
 
     def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._table.columns)
-
-    def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
-        cursor, size = self._table.as_written(), self.global_batch_size
-        for step in range(start, self.steps_per_epoch):
-            first, end = rows[(step + 1) * size > self.num_examples]
-            yield cursor.read(step * size + first, step * size + end)
-
-    def _streams(self, epoch: int) -> Streams:
-        numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
-        return draw_streams(self._table.counts, **numbers, seekable=False, most=self._table.most_streams)
-
-    def _reader(self, streams: Streams, chunk: int) -> Reader:
-        # A store is asked for several row groups at the same time.
-        at_once = isinstance(self._table.files[0], RemoteFile)
-        return by_cursors(lambda stream: self._table.cursor(streams.pieces[stream]), at_once=at_once)
-
-    def _first_examples(self, number: int) -> tuple[Any, ...]:
-        element = self._element(*map(tf.constant, self._table.as_written().read(0, number)))
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+        return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._reader.columns)
 
     def _element(self, *columns: tf.Tensor) -> tuple[Any, ...]:
         """Put columns where the model takes them."""
-        by_name = dict(zip((column.name for column in self._table.columns), columns, strict=True))
+        by_name = dict(zip((column.name for column in self._reader.columns), columns, strict=True))
         if isinstance(self.y, str) and (by_name[self.y].dtype.is_integer or by_name[self.y].dtype.is_bool):
             by_name[self.y] = tf.cast(by_name[self.y], tf.int64)
         if self.sample_weight is not None:
@@ -149,6 +129,11 @@ class Parquet(Streamed):
         return tuple(
             by_name[part] if isinstance(part, str) else {name: by_name[name] for name in part} for part in self._parts
         )
+
+    @property
+    def order_version(self) -> int:
+        """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
+        return 2 if self.shuffle else 1
 
     @property
     def _parts(self) -> list[Names]:

@@ -1,19 +1,20 @@
 """Rows of Parquet files in the order of an epoch, row group by row group. NumPy and pyarrow.
 
-A row group can be read only from its beginning on. So a stream (see `record_streams`) has whole row groups, as it has
-whole files where these are gzip; each is read in small pieces.
+A row group can be read only from its beginning on, as a gzip file: it is a block (see `order.BlockOrder`), which is
+read in small pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from mirrorkit.data.in_blocks import Arrays, BlockReading, Read
 from mirrorkit.data.parquet_columns import Column, pyarrow
-from mirrorkit.data.record_streams import MOST, FileRange
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader
-from mirrorkit.data.streamed import Arrays, Cursor
 from mirrorkit.errors import DataError, MirrorkitError
 
 _OPEN = 256 << 20  # bytes of the row groups that are read at the same time
@@ -30,7 +31,7 @@ class Table:
         footers: of each file, what pyarrow calls its metadata.
         columns: those that are read.
         groups: of each row group in the order of the files, the file and the number in it.
-        counts: the number of rows of each.
+        blocks: the number of rows of each.
         row_bytes: about how many bytes a row has.
     """
 
@@ -38,25 +39,28 @@ class Table:
     footers: tuple[Any, ...]
     columns: tuple[Column, ...]
     groups: tuple[tuple[int, int], ...]
-    counts: tuple[int, ...]
+    blocks: tuple[int, ...]
     row_bytes: int
 
+    by_number = False
+
     @property
-    def most_streams(self) -> int:
+    def most(self) -> int:
         """How many row groups may be read at the same time, so that memory holds them."""
-        return max(1, min(MOST, _OPEN // max(1, self.row_bytes * max(self.counts))))
+        return max(1, _OPEN // max(1, self.row_bytes * max(self.blocks)))
 
-    def as_written(self) -> Cursor:
-        """Return all rows as they lie."""
-        return self.cursor([FileRange(group, 0, count) for group, count in enumerate(self.counts)])
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """See `in_blocks.Reader`; rows come in the order of the files."""
+        return places
 
-    def cursor(self, pieces: Sequence[FileRange]) -> Cursor:
-        """Return what reads rows of some row groups."""
-        return Cursor(pieces, lambda piece: (0, _opened(self, piece.file)), self._arrays)
+    def opened(self) -> Read:
+        """See `in_blocks.Reader`."""
+        return BlockReading(self.blocks, lambda group, first: (0, self._rows(group)))
 
-    def _arrays(self, group: int, rows: Any) -> Arrays:
+    def _rows(self, group: int) -> Iterator[Arrays]:
         path = self.files[self.groups[group][0]]
-        return tuple(column.values(rows.column(column.name), path) for column in self.columns)
+        for rows in _opened(self, group):
+            yield tuple(column.values(rows.column(column.name), path) for column in self.columns)
 
 
 def _opened(table: Table, group: int) -> Iterator[Any]:
@@ -75,14 +79,14 @@ def _opened(table: Table, group: int) -> Iterator[Any]:
         with open_file(source, page_checksum_verification=True, **how) as opened:
             for batch in opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                 rows_read += batch.num_rows
-                if rows_read == table.counts[group]:
+                if rows_read == table.blocks[group]:
                     break
                 yield batch
     except MirrorkitError:
         raise
     except (OSError, pyarrow().ArrowException) as error:
         raise damaged(path, error, number) from error
-    if rows_read < table.counts[group]:
+    if rows_read < table.blocks[group]:
         raise damaged(path, f"it ends after {rows_read} rows", number)
     yield batch  # the last one, when the file is closed, or its pages would stay in memory
 

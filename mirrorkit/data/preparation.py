@@ -10,6 +10,7 @@ import abc
 import copy
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,9 @@ from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_t
 from mirrorkit.data.generated import from_generator
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
+from mirrorkit.data.order import order_of
 from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.weights import drawn, example_weights
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
 
@@ -36,7 +39,7 @@ class PreparedRecipe(Recipe):
     """The arguments that all these recipes share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
-    `_settle` in its `__post_init__`, and has `num_classes`, `_first_examples`, and either `_read` and `_specs` or a
+    `_settle` in its `__post_init__`, and has `num_classes`, `_first_examples`, and either `_arrays` and `_specs` or a
     `_dataset` of its own.
     """
 
@@ -44,6 +47,9 @@ class PreparedRecipe(Recipe):
 
     global_batch_size: int
     shuffle: bool = False
+    weights: Any = field(default=None, repr=False)
+    replacement: bool = True
+    examples_per_epoch: int | None = None
     seed: int = 0
     augment: Sequence[Augmentation] | None = None
     map: MapFunction | None = None
@@ -51,6 +57,7 @@ class PreparedRecipe(Recipe):
     drop_remainder: bool = False
     prefetch: int = tf.data.AUTOTUNE
     _num_examples: int = field(init=False, repr=False)
+    _size: int = field(init=False, repr=False)  # the number of examples in the set
     _checked: list[MapFunction] = field(init=False, repr=False, default_factory=list)  # `map`, after a look at it
 
     @property
@@ -85,10 +92,25 @@ class PreparedRecipe(Recipe):
     def _check_number(self) -> None:
         """Refuse data that has another number of examples than the recipe, where that can be seen."""
 
+    def order(self, epoch: int) -> np.ndarray:
+        """The numbers of the examples in the order of `epoch`, counted as they lie, int64 [N]."""
+        count = self.num_examples
+        if self.weights is None:
+            return order_of(count, shuffle=self.shuffle, key=[self.seed, epoch])
+        if not self.shuffle:
+            return np.arange(count) % self._size
+        rng = np.random.default_rng((self.seed, epoch))
+        return drawn(self.weights, count, replacement=self.replacement, rng=rng)
+
+    @property
+    def weights_digest(self) -> str | None:
+        """What tells the weights from others; None where there are none."""
+        return None if self.weights is None else f"{zlib.crc32(self.weights, self.replacement):08x}"
+
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers, so that they read the same batches from the `start`-th on."""
         numbers = (self.num_examples, self.global_batch_size, self.shuffle, self.seed, epoch, start)
-        return f"{type(self).__name__}{numbers}"
+        return f"{type(self).__name__}{numbers} {self.weights_digest}"
 
     @property
     def layout(self) -> object:
@@ -187,6 +209,19 @@ class PreparedRecipe(Recipe):
 
     def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Any]:
         """Yield what is read for these rows of each batch of `epoch` from `start` on."""
+        windows = self._windows(epoch, start)
+        yield from self._arrays(
+            numbers[:, slice(*rows[numbers.shape[1] < self.global_batch_size])] for numbers in windows
+        )
+
+    def _windows(self, epoch: int, start: int) -> Iterator[np.ndarray]:
+        """Yield the numbers of the examples in each batch, [batches, rows]: of several if they are read together."""
+        order, size = self.order(epoch), self.global_batch_size
+        for step in range(start, self.steps_per_epoch):
+            yield order[np.newaxis, step * size : (step + 1) * size]
+
+    def _arrays(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
+        """Yield what is read for each batch, given the numbers of its examples."""
         raise NotImplementedError
 
     def _specs(self, length: int | None) -> Any:
@@ -248,8 +283,23 @@ class PreparedRecipe(Recipe):
         )
 
     def _examples_of_an_epoch(self, number: int, labels: Any) -> int:
-        """Return how many examples an epoch has, of the `number` in the set; all of them, if nothing else is said."""
-        return number
+        """Return how many examples an epoch has, of the `number` in the set; check how they are to be drawn."""
+        self._set(_size=number)
+        if self.weights is None:
+            if self.examples_per_epoch is not None or self.replacement is not True:
+                raise RecipeError("examples_per_epoch and replacement go with weights: give them, or leave these out.")
+            return number
+        count = number if self.examples_per_epoch is None else self.examples_per_epoch
+        count = whole_number("examples_per_epoch", count, RecipeError)
+        weights = example_weights(self.weights, labels, number)
+        most = np.count_nonzero(weights)
+        if not self.replacement and count > most:
+            raise RecipeError(
+                f"{count} examples of an epoch were asked for without replacement, but only {most} have a weight above "
+                "0. Ask for fewer by examples_per_epoch, or draw with replacement."
+            )
+        self._set(weights=weights, shuffle=True)
+        return count
 
     def _set(self, **values: Any) -> None:
         vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too

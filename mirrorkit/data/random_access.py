@@ -12,8 +12,7 @@ import numpy as np
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.example_form import ExampleForm
 from mirrorkit.data.indexable import number_of
-from mirrorkit.data.order import Numbered
-from mirrorkit.data.preparation import RowRanges
+from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Fetcher, Processes, empty, fetched
 
@@ -23,7 +22,7 @@ _LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
 
 
 @dataclass(frozen=True, eq=False)
-class RandomAccess(Numbered):
+class RandomAccess(PreparedRecipe):
     """A recipe like `batches`, for any object that returns examples by index; each worker fetches its own.
 
     `mk.data.source` is this class.
@@ -100,12 +99,8 @@ class RandomAccess(Numbered):
                 f"{now} now. Make a new recipe of it."
             )
 
-    def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Any]:
-        order, size = self.order(epoch), self.global_batch_size
-        numbers = []
-        for step in range(start, self.steps_per_epoch):
-            first, end = rows[(step + 1) * size > self.num_examples]
-            numbers.append(order[step * size + first : step * size + end])
+    def _arrays(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
+        numbers = [of_batch for window in windows for of_batch in window]
         threads = self.processes or self.threads or _THREADS
         for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
             yield self._form.element(leaves, own)

@@ -2,7 +2,7 @@
 
 A record is 8 bytes that hold the length of its data, 4 bytes of checksum, the data, and 4 bytes of checksum
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). So a look at the lengths alone finds every record of an
-uncompressed file. Compressed files, and those that are not local, have to be read through.
+uncompressed file. Compressed files have to be read through.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
-from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, local, opened
+from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, local, opened, size_of
 from mirrorkit.errors import DataError, FileError
 
 BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
@@ -36,11 +37,17 @@ def count_by_reading(file: str, compression: str, copy: str = "") -> int:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
-    path = copy or file
+    path, count = copy or file, 0
     try:
         if is_local(path):  # the lengths first: TensorFlow takes as much memory as one says
             collections.deque(lengths_of(path, compression), maxlen=0)
-        return sum(1 for _ in _read_lengths(path, compression))
+        parts = iter(tf.data.TFRecordDataset(path, compression).batch(1024))
+        while True:
+            with read_errors(path, count):
+                part = next(parts, None)
+            if part is None:
+                return count
+            count += len(part)
     except (DataError, FileError) as error:
         raise type(error)(str(error).replace(path, file)) from error  # of a copy, the address
 
@@ -89,19 +96,6 @@ def unpacked_size(file: str) -> int:
         return int.from_bytes(content.read(4), "little")
 
 
-def _read_lengths(file: str, compression: str) -> Iterator[int]:
-    """The bytes of each record of a file, which is read through."""
-    count, parts = 0, iter(tf.data.TFRecordDataset(file, compression).batch(1024))
-    while True:
-        with read_errors(file, count):
-            part = next(parts, None)
-        if part is None:
-            return
-        lengths = tf.strings.length(part).numpy() + _FRAME
-        count += len(lengths)
-        yield from lengths.tolist()
-
-
 @contextlib.contextmanager
 def read_errors(file: str, count: int) -> Iterator[None]:
     """Turn what TensorFlow raises, where it reads some examples of a file from the one with the number `count` on.
@@ -119,25 +113,26 @@ def read_errors(file: str, count: int) -> Iterator[None]:
 
 
 def lengths_of(file: str, compression: str) -> Iterator[int]:
-    """The bytes of each record of a file; of a local one the lengths are compared with its size."""
-    if isinstance(file, RemoteFile):
-        buffered = io.BufferedReader(opened(file), PIECE)
-        return _lengths_in(file, gzip.GzipFile(fileobj=buffered) if compression else buffered)
-    if not is_local(file):
-        return _read_lengths(file, compression)
-    return _lengths_in(file, gzip.open(file)) if compression else lengths_by_headers(file)
+    """The bytes of each record of a file; of an uncompressed one only the headers are looked at.
 
-
-def _lengths_in(file: str, stream: gzip.GzipFile | io.BufferedReader) -> Iterator[int]:
-    """The bytes of each record of a file that is read through in pieces."""
+    Raises:
+        DataError: a file that is cut short or damaged, by its name.
+        FileError: a file that cannot be read.
+    """
     count = 0
-    with file_errors(f"{file} cannot be read", CURE), stream:
+    with file_errors(f"{file} cannot be read", CURE), _stream(file) as stream:
+        left = size_of(file)
+        content = gzip.GzipFile(fileobj=stream) if compression else stream
         try:
-            while header := stream.read(_LENGTH.size):
+            while header := content.read(_LENGTH.size):
                 length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
                 missing = length - len(header)
-                while missing and (part := stream.read(min(missing, BUFFER))):
-                    missing -= len(part)
+                if compression:
+                    while missing and (part := content.read(min(missing, BUFFER))):
+                        missing -= len(part)
+                elif length <= left:
+                    content.seek(missing, os.SEEK_CUR)
+                    left, missing = left - length, 0
                 if missing:
                     raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
                 count += 1
@@ -146,22 +141,11 @@ def _lengths_in(file: str, stream: gzip.GzipFile | io.BufferedReader) -> Iterato
             raise _damaged(file, count, str(error)) from error
 
 
-def lengths_by_headers(file: str, offset: int = 0) -> Iterator[int]:
-    """The bytes of each record of a local, uncompressed file from an offset on; only their headers are read."""
-    with file_errors(f"{file} cannot be read", CURE):
-        opened = os.open(file, os.O_RDONLY)
-        try:
-            size, count = os.fstat(opened).st_size, 0
-            while offset < size:
-                header = os.pread(opened, 8, offset)
-                length = _LENGTH.unpack(header)[0] + _FRAME if len(header) == 8 else _FRAME
-                offset += length
-                if offset > size:
-                    raise _damaged(file, count, f"the next one would end at byte {offset}, the file has {size}")
-                count += 1
-                yield length
-        finally:
-            os.close(opened)
+def _stream(file: str) -> Any:
+    """Open a file to read many small parts of it."""
+    if isinstance(file, RemoteFile):
+        return io.BufferedReader(opened(file), PIECE)
+    return open(file, "rb", 0) if is_local(file) else opened(file)
 
 
 def _damaged(file: str, count: int, why: str) -> DataError:

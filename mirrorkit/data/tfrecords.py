@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -15,14 +15,11 @@ from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.data import record_files
 from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
+from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.index_file import read_index, require_features
-from mirrorkit.data.preparation import RowRanges
-from mirrorkit.data.record_index import RecordIndex
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
-from mirrorkit.data.record_reading import as_written, cursor, read
-from mirrorkit.data.record_streams import FileRange, Streams, between, draw_streams
+from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.data.remote_files import local, opened
-from mirrorkit.data.streamed import Arrays, Reader, Spans, Streamed, by_cursors
 from mirrorkit.errors import DataError, RecipeError
 
 _ENCODED = {
@@ -34,7 +31,7 @@ Decode = Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(Streamed):
+class Records(InBlocks):
     """A recipe like `batches`, for examples in TFRecord files; memory does not grow with the set.
 
     `mk.data.records` is this class.
@@ -44,12 +41,13 @@ class Records(Streamed):
     train = mk.data.records("imagenet/train-*", global_batch_size=256, shuffle=True)      # files from elsewhere
     ```
 
-    Unshuffled, a set of `write_records` with up to 16 files comes in the order in which it was written. Shuffled, the
-    set is cut into up to 64 streams, differently in every epoch. A stream has consecutive examples, or whole files if
-    they are gzip. Each batch takes some rows from every stream, and each stream is shuffled in blocks. The order is a
-    pure function of the files, their numbers of examples, `global_batch_size`, `shuffle_buffer`, and (seed, epoch).
+    Unshuffled, a set of `write_records` comes in the order in which it was written, and files from elsewhere come one
+    after the other. Shuffled, blocks of consecutive examples (or whole files if they are gzip) come in an order drawn
+    for the epoch, and are divided among up to 64 lanes. Each batch takes some rows from every lane, and each lane is
+    shuffled within windows. The order is a pure function of the files, their numbers of examples, `global_batch_size`,
+    `shuffle_buffer`, and (seed, epoch).
 
-    On several workers, each decodes only the rows of its replicas. Shuffled, it also reads only the streams with these
+    On several workers, each decodes only the rows of its replicas. Shuffled, it also reads only the lanes with these
     rows.
 
     Args:
@@ -61,14 +59,16 @@ class Records(Streamed):
         shuffle_buffer: how many serialized examples are held in memory, divided among the workers; at least those of
             two batches. Half of them are shuffled together, while the other half is read.
         seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
+        weights, replacement, examples_per_epoch: as in `batches`, but weights of examples alone, in the order in which
+            they come unshuffled; for uncompressed files on this machine.
         num_classes: the number of classes; for files from elsewhere, `one_hot` needs it. Without `decode`, the labels
             of files from elsewhere are checked against it as they are decoded.
         decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`, or `x` alone.
         num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
-            their names, or the total. With None the examples are counted, and also with a total if several files are
-            shuffled. Local uncompressed files are counted by their record headers, others by reading them. A number is
-            checked against the headers. For gzip and remote files it is trusted (`verify()` checks it), and examples
-            beyond it are not read.
+            their names, or the total. With None the examples are counted, and also with a total of several files. Local
+            uncompressed files are counted by their record headers, others by reading them. A number is checked against
+            the headers. For gzip and remote files it is trusted (`verify()` checks it), and examples beyond it are not
+            read.
 
     Attributes:
         files: the files, with their paths.
@@ -97,11 +97,10 @@ class Records(Streamed):
     counts: tuple[int, ...] = field(init=False)
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
-    _index: RecordIndex = field(init=False, repr=False)
+    _reader: RecordReader = field(init=False, repr=False)
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
-    begins_with_last = True  # so that nobody reads a compressed file to its end to reach them
-    few_streams = "Write more files, or uncompressed ones."
+    few_lanes = "Write more files, or uncompressed ones."
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
@@ -123,6 +122,7 @@ class Records(Streamed):
             labelled = self.features.get("y", {}).get("dtype") == "int64"
         self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
         self._set(num_examples=self._num_examples)
+        self._require_by_number()
 
     def _take_index(self, index: Mapping[str, Any]) -> None:
         self._set(
@@ -134,18 +134,18 @@ class Records(Streamed):
             num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
         )
         # arrays of one dtype and shape throughout: examples of one size
-        self._set(_index=RecordIndex(self.files, self.compression, self.counts, one_size=True))
-        self._index.require_counts()
+        self._set(_reader=RecordReader(self.files, self.compression, self.counts, one_size=True))
+        self._reader.require_counts()
         require_features(self.files[0], self.compression, index["features"])
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
         decode = self.decode or _image_decoder(files[0], compression, self.num_classes)
         told = _numbers(num_examples, files)
-        index = RecordIndex(files, compression, told)
-        counts = (told,) if isinstance(told, int) else index.counts
+        reader = RecordReader(files, compression, told)
+        counts = (told,) if isinstance(told, int) else reader.counts
         self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_index=index)
+        self._set(_reader=reader)
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -174,31 +174,10 @@ class Records(Streamed):
 
     def _check_number(self) -> None:
         if self.features is None:
-            self._index.require_counts()
-
-    def _first_examples(self, number: int) -> tuple[Any, ...]:
-        bare = self.as_written()
-        vars(bare).update(map=None, augment=(), one_hot=False, global_batch_size=number)
-        return next(bare.dataset().as_numpy_iterator())
+            self._reader.require_counts()
 
     def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
         return (tf.TensorSpec([length], tf.string),)
-
-    def _as_written(self, rows: RowRanges, start: int) -> Iterator[Arrays]:
-        return as_written(self._index, rows, list(self.batch_sizes()), start)
-
-    def _streams(self, epoch: int) -> Streams:
-        numbers = {"batch_size": self.global_batch_size, "seed": self.seed, "epoch": epoch}
-        return draw_streams(self._index.counts, **numbers, seekable=not self.compression)
-
-    def _reader(self, streams: Streams, chunk: int) -> Reader:
-        def pieces_of(spans: Spans) -> Iterator[FileRange]:
-            for stream, span in spans.items():
-                yield from between(streams.pieces[stream], *span)
-
-        if not self._index.reads_through:
-            return lambda spans: read(self._index, list(pieces_of(spans)))
-        return by_cursors(lambda stream: cursor(self._index, streams.pieces[stream], chunk), at_once=True)
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         if self.decode is not None:
@@ -226,7 +205,7 @@ class Records(Streamed):
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
-        return self._index.counts if self.shuffle else None
+        return self._reader.counts if self.shuffle else None
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -236,7 +215,7 @@ class Records(Streamed):
     @property
     def order_version(self) -> int:
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
-        return 3 if self.shuffle else 1
+        return 4 if self.shuffle else 2
 
 
 records = Records

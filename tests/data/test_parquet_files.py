@@ -45,7 +45,7 @@ def test_columns_are_chosen_by_name(tmp_path):
 def test_names_may_hold_dots(tmp_path):
     write_tables(tmp_path, [20], **{"a.b": lambda n: n + 0.5, "a.c": lists})
     recipe = data.parquet(tmp_path, x="a.b", y="a.c", **SIZE)
-    assert recipe._table.row_bytes >= 8 + 3 * 4
+    assert recipe._reader.row_bytes >= 8 + 3 * 4
     x, y = joined(collect(recipe.dataset()))
     assert (x.tolist(), y.shape) == ([i + 0.5 for i in range(20)], (20, 3))
     pq.write_table(pa.table({"a.b": [1.0, None]}), tmp_path / "00.parquet")
@@ -69,7 +69,7 @@ def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
 
 @pytest.mark.parametrize(("shuffle", "workers"), [(True, 3), (False, 2)])
 def test_workers_together_read_every_row_once_from_any_position(tmp_path, monkeypatch, shuffle, workers):
-    """With pieces and row groups of which several are open; what streams hold is tested in test_record_index.py."""
+    """With pieces and row groups of which several are open; what lanes hold is tested in test_order.py."""
     monkeypatch.setattr(parquet_reading, "_PIECE", 100)
     monkeypatch.setattr(parquet_reading, "_OPEN", 2000)
     write_tables(tmp_path, [37, 60, 1, 14])
@@ -99,7 +99,7 @@ def test_seed_and_epoch_draw_the_order_within_a_row_group(tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_worker_reads_the_row_groups_of_its_streams_alone(tmp_path, shuffle, monkeypatch):
+def test_a_worker_reads_the_row_groups_of_its_lanes_alone(tmp_path, shuffle, monkeypatch):
     opened: list[int] = []
     original = parquet_reading._opened
 

@@ -14,8 +14,8 @@ from recipe_helpers import assert_same, assert_workers_read_the_same, collect, c
 from mirrorkit import data
 from mirrorkit._keras import keras
 from mirrorkit.data import own_rows
-from mirrorkit.data.record_streams import draw_streams
-from mirrorkit.errors import DataError
+from mirrorkit.data.order import BlockOrder
+from mirrorkit.errors import DataError, RecipeError
 
 
 def number_of(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,13 +100,13 @@ def test_each_worker_decodes_its_rows_alone(tmp_path, shuffle, gzip):
     assert sorted(every) == list(range(106))
 
 
-def test_a_worker_opens_the_files_of_its_streams_alone(tmp_path):
+def test_a_worker_opens_the_files_of_its_lanes_alone(tmp_path):
     """The other files are missing: whoever opened one would fail."""
     write_numbers(tmp_path, [20] * 8, "GZIP")
     recipe = data.records(tmp_path / "*", decode=number_of, num_examples=[20] * 8, global_batch_size=16, shuffle=True)
     own, _ = contexts(2)
-    streams = draw_streams([20] * 8, batch_size=16, seed=0, epoch=0, seekable=False)
-    others = {piece.file for stream in range(4, 8) for piece in streams.pieces[stream]}
+    (window,) = BlockOrder([20] * 8, 16, (0, 0)).windows(0, 10, 10)
+    others = set(window[:, 8:].ravel() // 20)
     assert len(others) == 4
     for file in others:
         (tmp_path / f"{file:03}.tfrecord").unlink()
@@ -150,26 +150,6 @@ def test_what_the_order_depends_on(tmp_path):
     assert len(set(map(tuple, orders))) == 3
 
 
-def test_a_block_shuffles_what_each_stream_gives_to_it(tmp_path):
-    write_numbers(tmp_path, [240])
-    recipe = data.records(tmp_path, decode=number_of, global_batch_size=24, shuffle=True, shuffle_buffer=144)
-    assert (recipe.order_version, recipe.as_written().order_version) == (3, 1)
-    streams = draw_streams([240], batch_size=24, seed=0, epoch=3, seekable=True)
-    batches = np.array([x for x, _ in collect(recipe.dataset(3))])
-    begins = np.diff(streams.whole.taken(np.arange(11)), axis=1)  # the row of each batch at which a stream begins
-    orders = set()
-    for stream, pieces in enumerate(streams.pieces):
-        held = [number for piece in pieces for number in range(piece.first, piece.first + piece.size)]
-        for block in ((0, 3), (3, 6), (6, 9), (9, 10)):
-            rows = [batches[b, begins[stream, b] : begins[stream + 1, b]] for b in range(*block)]
-            got = np.concatenate(rows).tolist()
-            assert sorted(got) == sorted(held[: len(got)])
-            orders.add(tuple(np.argsort(got)))
-            held = held[len(got) :]
-        assert not held
-    assert len(orders) > 20
-
-
 def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
     write_numbers(tmp_path, [20, 20], "GZIP")
     recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 20], global_batch_size=8, shuffle=True)
@@ -208,14 +188,24 @@ def test_a_file_that_was_cut_between_two_records_is_named(tmp_path, shuffle):
         list(recipe.dataset())
 
 
-def test_many_files_take_turns_as_tensorflow_lets_them(tmp_path):
-    write_numbers(tmp_path, [3, 7, 0, *[2] * 12, 5, 9, 1, 4])
-    files = tf.data.Dataset.from_tensor_slices(sorted(map(str, tmp_path.iterdir())))
-    expected = files.interleave(tf.data.TFRecordDataset, cycle_length=16).map(number_of)
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_files_from_elsewhere_come_one_after_the_other(tmp_path, compression):
+    write_numbers(tmp_path, [3, 7, 0, *[2] * 12, 5, 9, 1, 4], compression)
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=6)
     for start in (0, 3, 7):
-        got = [number for numbers, _ in collect(recipe.dataset(0, start)) for number in numbers]
-        assert got == [number for number, _ in expected.skip(6 * start).as_numpy_iterator()]
+        assert order_of(recipe, 0, start) == list(range(6 * start, 53))
+
+
+def test_examples_that_are_drawn_by_weights_are_read_by_their_numbers(tmp_path):
+    write_numbers(tmp_path, [300, 0, 250])
+    weights = np.linspace(0, 1, 550)
+    options = {"global_batch_size": 32, "weights": weights, "examples_per_epoch": 700}
+    recipe = data.records(tmp_path, decode=number_of, **options)
+    assert_workers_read_the_same(recipe, 2, 3, 2, 1)
+    assert order_of(recipe, 2) == data.source(np.arange(550), **options).order(2).tolist()
+    write_numbers(tmp_path / "packed", [20], "GZIP")
+    with pytest.raises(RecipeError, match="read one by one"):
+        data.records(tmp_path / "packed", decode=number_of, num_examples=20, global_batch_size=4, weights=np.ones(20))
 
 
 @pytest.mark.slow
@@ -233,7 +223,7 @@ def test_after_the_last_of_uneven_files_nothing_is_left(tmp_path):
     write_numbers(tmp_path, [33, 100, 1])
     recipe = data.records(tmp_path, decode=number_of, global_batch_size=5)
     assert list(recipe.dataset(0, 27)) == []
-    assert [x.numpy().tolist() for x, _ in recipe.dataset(0, 26)] == [[129, 130, 131, 132]]
+    assert [x.numpy().tolist() for x, _ in recipe.dataset(0, 26)] == [[130, 131, 132, 133]]
 
 
 def test_the_batch_size_stays_static_where_all_batches_have_the_same(tmp_path):
