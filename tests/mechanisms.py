@@ -43,7 +43,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "the order of the examples follows from the seed",
-        "mirrorkit/data/order.py",
+        "mirrorkit/data/preparation.py",
         "key=[self.seed, epoch]",
         "key=[0, epoch]",
         "tests/data/test_recipe.py",
