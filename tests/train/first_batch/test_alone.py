@@ -17,6 +17,7 @@ from mirrorkit.train import requirements
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.first_batch import later
 from mirrorkit.train.input import epoch, resident
+from mirrorkit.train.loop import loop as loop_module
 from mirrorkit.train.loop import passes
 from mirrorkit.train.step import global_batch, supervised
 
@@ -74,7 +75,7 @@ def test_without_the_checks_the_bits_are_the_same(
         checked.append(what)
 
     expected = trained()
-    for module in (passes, later):
+    for module in (loop_module, passes, later):
         monkeypatch.setattr(module, "first_batch_check", nothing)
     asked = _without_requirements(monkeypatch)
     found = trained()

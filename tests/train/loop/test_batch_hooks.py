@@ -81,7 +81,6 @@ def auto(line: Any) -> Callable[..., Any]:
     return make
 
 
-@pytest.mark.slow
 def test_a_learning_rate_per_batch_trains_what_keras_fit_trains(auto: Any, recipe: Any) -> None:
     loop = auto()
     twin = line_net()
