@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, Nest, TensorLike
+from mirrorkit.train.first_batch.compared import LARGEST
 from mirrorkit.train.totals.losses import mask_of
 
 ROWS = 16  # that are looked at
@@ -93,7 +94,9 @@ def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows
     def weighed(one: tf.Tensor) -> tf.Tensor:
         return tf.cast(one, tf.float32) * rng.uniform(0.5, 1.5, one.shape).astype("float32")
 
-    def with_zeros(one: tf.Tensor) -> tf.Tensor:  # as padding is
+    def with_zeros(one: tf.Tensor) -> tf.Tensor:  # as padding is; shares that add up to 1, as of classes, still do
+        if one.shape.rank > 1 and one.shape[-1] > 1 and np.ptp(np.sum(one, -1)) < LARGEST:
+            return one
         return tf.where(rng.uniform(size=one.shape) < 0.7, one, tf.zeros_like(one))
 
     masks = _each(lambda one: tf.constant(rng.uniform(size=one.shape) < 0.6), rows.masks)

@@ -97,6 +97,11 @@ def test_silent_on_losses_of_keras(make_loop: Any) -> None:
     check(make_loop(TWO, net, loss=losses), X, targets, weights)
 
 
+def test_silent_on_a_dice_loss_over_a_batch_of_classes(make_loop: Any) -> None:
+    """Of targets and outputs that add up to 1 for each row it is a mean over the rows, but not of rows of zeros."""
+    check(make_loop(TWO, class_net, loss=keras.losses.Dice()), X, ONE_HOT)
+
+
 @pytest.mark.slow  # it takes long to trace
 def test_silent_on_a_loss_of_sequences(make_loop: Any) -> None:
     net, y, _ = LOSSES["CTC"]
