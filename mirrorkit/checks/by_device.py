@@ -43,8 +43,7 @@ class OnDevices:
 
     def __str__(self) -> str:
         """The table."""
-        held = {kind for parts in self.memory.values() for kind, size in parts.items() if size}
-        kinds = [kind for kind in _KINDS if kind in held]
+        kinds = [kind for kind in _KINDS if any(parts.get(kind) for parts in self.memory.values())]
         rows = [["device", *(f"{kind}, bytes" for kind in kinds), *(f"{name}, operations" for name in _PASSES)]]
         for device in sorted({*self.memory, *self.operations}):
             numbers = [self.memory.get(device, {}).get(kind, 0) for kind in kinds]

@@ -68,6 +68,9 @@ class BlockOrder:
 
     def _drawn(self, totals: np.ndarray, steps: int, first: int, end: int) -> np.ndarray:
         """Return the examples of the batches from `first` to `end`, of `steps` to which the lanes give these totals."""
+        # First how many rows each lane gives to each batch, then the lane of each row, [batches times rows]; then each
+        # lane's stretch of examples, in the order laid end to end, is dealt to its rows at random; at last a place in
+        # that order becomes the number of an example.
         is_last = totals is self._to_last
         begins = self._edges[:-1] + (0 if is_last else np.diff(self._to_last))
         taken = np.multiply.outer(totals, np.arange(first, end + 1)) // steps  # [lanes + 1, batches + 1]

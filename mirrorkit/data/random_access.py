@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class RandomAccess(PreparedRecipe):
             )
 
     def _arrays(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
-        numbers = [of_batch for window in windows for of_batch in window]
+        numbers = list(itertools.chain.from_iterable(windows))  # of each batch
         threads = self.processes or self.threads or _THREADS
         for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
             yield self._form.element(leaves, own)

@@ -91,7 +91,8 @@ class RecordReader(RecordIndex):
             if len(found) == numbers[:, 1].sum():
                 return found
         # One file after the other, so that the error names it.
-        return np.concatenate([part for span in spans for part in self._parts(*span)])
+        found = itertools.chain.from_iterable(self._parts(*span) for span in spans)
+        return np.concatenate(list(found))
 
     def _parts(self, file: int, first: int, size: int) -> Iterator[np.ndarray]:
         """Yield examples of a file from the `first` on, several at a time."""

@@ -38,5 +38,7 @@ def slots_by_name(optimizer: KerasOptimizer) -> dict[str, list[KerasVariable]]:
 def places_of(optimizer: KerasOptimizer) -> tuple[list[list[int]], list[int]]:
     """Return the places of a built optimizer's slots among its variables, by list and weight, and of the others."""
     places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
-    slots = [[places.pop(id(slot), -1) for slot in of_all] for of_all in slots_by_name(optimizer).values()]
+    slots = []
+    for of_all in slots_by_name(optimizer).values():
+        slots.append([places.pop(id(slot), -1) for slot in of_all])
     return slots, list(places.values())

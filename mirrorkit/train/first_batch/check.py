@@ -40,8 +40,8 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
     def checked(batch: Batch) -> None:
         with attributes_kept(_of_users(step)):
             is_done = check(step, batch, what) is not False
-        if is_done:
-            step.checked.setdefault(what, Switches(step))
+        if is_done and what not in step.checked:
+            step.checked[what] = Switches(step)
 
     return checked
 

@@ -29,7 +29,7 @@ class LaterChecks:
         self._check = first_batch_check(step, again=True)
         self._switches: Switches | None = None
         self._right = 0  # after so many steps the last check found nothing
-        self._is_told = False
+        self._is_told = False  # that a check waits
         self._trained = self._spent = self._last = 0.0  # seconds: of training, of later checks, of the last check
 
     def first(self, steps: int) -> Callable[[Batch], None] | None:

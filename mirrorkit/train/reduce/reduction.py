@@ -100,8 +100,11 @@ def pack(tensors: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:
                 f"Sums over replicas must be floating tensors of static shape; found {tensor.dtype.name} of shape "
                 f"{tensor.shape}. Reduce the batch dimension away, use tf.ensure_shape, or tf.cast to float32."
             )
-    flat = [[_shaped(tensor, [-1]) for tensor in bucket] for bucket in _buckets(tensors, size)]
-    return [tf.concat(parts, 0) if len(parts) > 1 else parts[0] for parts in flat]
+    buckets = []
+    for members in _buckets(tensors, size):
+        parts = [_shaped(tensor, [-1]) for tensor in members]
+        buckets.append(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
+    return buckets
 
 
 def unpack(buckets: Sequence[tf.Tensor], like: Sequence[tf.Tensor], size: int = _SIZE) -> list[tf.Tensor]:

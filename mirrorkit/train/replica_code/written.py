@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -52,11 +53,12 @@ def written_variables(
 
 def read_variables(traced: ConcreteFunction, updated: Sequence[Variable]) -> list[tf.Variable]:
     """Return the variables that a step reads and does not write, but for those that its optimizers update."""
-    handles = {id(copy.handle) for variable in updated for copy in copies(variable)}
-    return [variable for variable in _captured(traced, read_only=True) if id(variable.handle) not in handles]
+    of_optimizers = {id(copy.handle) for copy in itertools.chain.from_iterable(map(copies, updated))}
+    return [variable for variable in _captured(traced, read_only=True) if id(variable.handle) not in of_optimizers]
 
 
 def _captured(traced: ConcreteFunction, *, read_only: bool) -> Iterator[tf.Variable]:
+    """Yield the variables that a step uses: those that it only reads, or those that it writes."""
     inside = {id(outer): inner for outer, inner in traced.graph.captures}
     for variable in traced.graph.variables:
         handle = inside.get(id(variable.handle))

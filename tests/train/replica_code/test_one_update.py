@@ -392,6 +392,26 @@ def test_why_a_step_is_no_function(kind: Any) -> None:
         own.found("train", own_models.data(4))
 
 
+@pytest.mark.parametrize("by_user", [True, False])
+def test_the_trace_of_keras_own_step_takes_no_gradient(by_user: bool) -> None:
+    """It would take as long as the forward pass, and Keras's own step does nothing with gradients but apply them."""
+    taken = []
+
+    @tf.custom_gradient
+    def noted(x: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            taken.append(upstream)
+            return upstream
+
+        return tf.identity(x), gradient
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Lambda(noted)(keras.layers.Dense(1)(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    OwnStep(model, replicas=2, by_user=by_user).found("train", own_models.data(4))
+    assert len(taken) == by_user
+
+
 def test_data_that_no_function_takes() -> None:
     model = Base()
     model.compile(keras.optimizers.SGD(0.1))
