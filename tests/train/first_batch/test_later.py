@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.first_batch import check as check_module
 from mirrorkit.train.first_batch import later, parts
+from mirrorkit.train.first_batch.check import Switches
 from mirrorkit.train.first_batch.later import LaterChecks
 
 L = keras.layers
@@ -443,6 +445,22 @@ def test_what_was_changed_since_the_last_evaluation_or_prediction(what: str, mak
     layer.share.assign(1.0)
     with pytest.raises(StepError, match="depends on the other examples"):
         run(data)
+
+
+def test_switches_count_the_changes_of_each_variable() -> None:
+    """The first, second, fourth, ... of each; large ones are left alone."""
+    often, once, large = keras.Variable(0.0), keras.Variable(0.0), keras.Variable(np.zeros(17))
+    switches = Switches(SimpleNamespace(only_read=[often, once, large]))
+    due = []
+    for number in range(1, 9):
+        often.assign(number)
+        if number == 7:
+            once.assign(1.0)
+        if switches.is_due():
+            due.append(number)
+    assert due == [1, 2, 4, 7, 8]
+    large.assign(np.ones(17))
+    assert not switches.is_due()
 
 
 def test_a_second_fit_on_a_dataset_goes_on_with_the_checks(make_loop: Any) -> None:

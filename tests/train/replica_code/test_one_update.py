@@ -405,7 +405,7 @@ def test_the_trace_of_keras_own_step_takes_no_gradient(by_user: bool) -> None:
 
         return tf.identity(x), gradient
 
-    inputs = keras.Input((4,))
+    inputs = keras.Input((6,))
     model = keras.Model(inputs, keras.layers.Lambda(noted)(keras.layers.Dense(1)(inputs)))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     OwnStep(model, replicas=2, by_user=by_user).found("train", own_models.data(4))
