@@ -8,9 +8,9 @@ for x, y in train.dataset(epoch=0):                           # a tf.data.Datase
 ```
 
 `batches`, `resident` (kept on the devices), `records` (TFRecord files, for data larger than memory), `image_folder`
-(image files), `parquet` (tables), `source` (any object that returns examples by index) and `from_function` (your own
-datasets, one for each worker) give a `Recipe`. It makes the batches of any epoch, from any step on. The order of the
-examples is a pure function of (seed, epoch, position).
+(image files), `parquet` (tables), `source` (any object that returns examples by index), `from_function` (your own
+datasets, one for each worker) and `mix` (several of these) give a `Recipe`. It makes the batches of any epoch, from any
+step on. The order of the examples is a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mirrorkit.data.distribution import distribute
 from mirrorkit.data.drawn_digits import synthetic
 from mirrorkit.data.image_files import image_folder
 from mirrorkit.data.in_memory import Batches, batches
+from mirrorkit.data.mixture import mix
 from mirrorkit.data.on_device import Resident, resident
 from mirrorkit.data.own_function import FromFunction as FromFunction
 from mirrorkit.data.own_function import from_function
@@ -61,6 +62,7 @@ __all__ = [
     "from_function",
     "image_folder",
     "load",
+    "mix",
     "one_hot",
     "parquet",
     "records",

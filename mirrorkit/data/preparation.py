@@ -107,6 +107,15 @@ class PreparedRecipe(Recipe):
         """What tells the weights from others; None where there are none."""
         return None if self.weights is None else f"{zlib.crc32(self.weights, self.replacement):08x}"
 
+    @property
+    def order_in_words(self) -> str:
+        """See `Recipe`."""
+        told = "shuffle" if self.shuffle else "no shuffle"
+        for name in ("seed", "shuffle_buffer", "weights_digest") if self.shuffle else ():
+            if (value := getattr(self, name, None)) is not None:
+                told += f" {name}={value}"
+        return told if self.layout is None else f"{told} files={zlib.crc32(repr(self.layout).encode()):08x}"
+
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers, so that they read the same batches from the `start`-th on."""
         numbers = (self.num_examples, self.global_batch_size, self.shuffle, self.seed, epoch, start)

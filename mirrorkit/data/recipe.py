@@ -90,6 +90,11 @@ class Recipe(abc.ABC):
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 1
 
+    @property
+    def order_in_words(self) -> str | None:
+        """What decides which examples are in which batch, apart from their number; None where that is unknown."""
+        return None
+
     def batch_sizes(self) -> Iterator[int]:
         """The number of examples in each global batch of an epoch."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class Source:
         steps: batches of an epoch; None where that is unknown.
         num_examples: examples of an epoch; None where that is unknown.
         global_batch_size: examples in a batch, but perhaps the last; None where that is unknown.
-        order: in words, what decides which examples are in which batch, apart from their number; None for unknown.
+        order: what decides which examples are in which batch, as `Recipe.order_in_words`.
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
         samples_all: whether a sample is of examples from all over the set.
         labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
@@ -36,7 +35,6 @@ class Source:
 
     can_be_read_twice = has_known_end = True
     is_endless = starts_over = samples_all = False
-    order: str | None = None
     labels: Nest = None
 
     def __init__(self, data: Recipe) -> None:
@@ -44,7 +42,7 @@ class Source:
         self.steps: int | None = data.steps_per_epoch
         self.num_examples: int | None = data.num_examples
         self.global_batch_size: int | None = data.global_batch_size
-        self.order_version = data.order_version
+        self.order, self.order_version = data.order_in_words, data.order_version
         self.order_depends_on_workers, self.reads_own_rows = data.order_depends_on_workers, data.reads_own_rows
 
     @property
@@ -94,15 +92,6 @@ class PreparedSource(Source):
     """Files of records, or an object that gives its examples by number."""
 
     data: PreparedRecipe
-
-    def __init__(self, data: PreparedRecipe) -> None:
-        super().__init__(data)
-        told = "shuffle"
-        for name in ("seed", "shuffle_buffer", "weights_digest"):
-            if (value := getattr(data, name, None)) is not None:
-                told += f" {name}={value}"
-        layout = "" if data.layout is None else f" files={zlib.crc32(repr(data.layout).encode()):08x}"
-        self.order = (told if data.shuffle else "no shuffle") + layout
 
     def sample(self) -> tf.data.Dataset:
         """Return the first examples as they lie, without a shuffle."""

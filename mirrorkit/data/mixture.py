@@ -1,0 +1,240 @@
+"""Several sets in one recipe, each with a share of every epoch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mirrorkit.arguments import is_number, require_kinds, whole_number
+from mirrorkit.data.distribution import untuned
+from mirrorkit.data.generated import from_generator
+from mirrorkit.data.nests import pick
+from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.worker_rows import own_rows
+from mirrorkit.errors import RecipeError
+
+_MOST = 255  # sets
+_TOGETHER = 2**16  # examples of a small set, whose epochs are made together
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Recipe):
+    """A recipe for the examples of several sets, each of which gives a share of every epoch.
+
+    `mk.data.mix` is this class. Its arguments are the recipe's attributes.
+
+    ```python
+    books = mk.data.records("books/", global_batch_size=256, shuffle=True)
+    code = mk.data.records("code/", global_batch_size=256, shuffle=True)
+    train = mk.data.mix({books: 3, code: 1}, examples_per_epoch=1_000_000)
+    ```
+
+    Of an epoch here three quarters are books and one quarter is code, to one example. They come in an order drawn for
+    the epoch, a pure function of (seed, epoch). Each set gives its examples in its own order and with its own `map` and
+    `augment`; it goes on in the next epoch where this one stopped, so that it gives each example once before it begins
+    again in the order of its own next epoch. It is like `tf.data.Dataset.sample_from_datasets` of repeated datasets,
+    but the same on any number of workers and after a restart.
+
+    Args:
+        sets: a dict {recipe: weight}. The recipes have one `global_batch_size` and one form of batches. Weights are
+            numbers above 0, which need not add up to 1.
+        examples_per_epoch: how many examples an epoch has; as many as all sets together by default.
+        whole_batches: let all examples of a batch be of one set; by default sets are mixed within a batch. Then each
+            worker reads only its own rows, otherwise it reads whole batches.
+        seed: fixes the order in which the sets come.
+        drop_remainder: leave out the last batch when it is smaller; with `whole_batches` there is none.
+
+    Raises:
+        RecipeError: sets that are no recipes, or differ in the form of their batches or in their size; a weight that is
+            not above 0, or too small to give one example in an epoch; with `whole_batches` a set whose last batch is
+            smaller.
+    """
+
+    sets: Mapping[Recipe, float]
+    _: KW_ONLY
+    examples_per_epoch: int | None = None
+    whole_batches: bool = False
+    seed: int = 0
+    drop_remainder: bool = False
+    global_batch_size: int = field(init=False)
+    _draws: np.ndarray = field(init=False, repr=False)  # of each set in an epoch: examples, or whole batches
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        kinds = {"examples_per_epoch": "int | None", "whole_batches": "bool", "drop_remainder": "bool"}
+        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
+        whole_number("seed", self.seed, RecipeError, least=0)
+        sets = self.sets
+        if not isinstance(sets, Mapping) or not all(isinstance(one, Recipe) for one in sets):
+            raise RecipeError(
+                f"mix needs a dict of recipes and their weights, {{mk.data.batches(...): 3, ...}}; found {sets!r}."
+            )
+        if not 0 < len(sets) <= _MOST:
+            raise RecipeError(f"mix was given {len(sets)} sets; give it 1 to {_MOST}.")
+        size = max(one.global_batch_size for one in sets)
+        vars(self).update(sets=dict(sets), global_batch_size=size)  # a frozen dataclass refuses assignment
+        for one in sets:
+            self._require_fitting(one)
+        count = self.examples_per_epoch
+        count = sum(one.num_examples for one in sets) if count is None else count
+        count = whole_number("examples_per_epoch", count, RecipeError)
+        vars(self).update(_draws=_shares(list(sets.values()), count // self._unit))
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in an epoch."""
+        return int(self._draws.sum()) * self._unit
+
+    @property
+    def reads_own_rows(self) -> bool:  # type: ignore[override]
+        """Whether each worker reads only its own rows: of whole batches, where all sets can."""
+        return self.whole_batches and all(one.reads_own_rows for one in self.sets)
+
+    @property
+    def order_depends_on_workers(self) -> bool:  # type: ignore[override]
+        """See `Recipe`."""
+        return self.reads_own_rows and any(one.order_depends_on_workers for one in self.sets)
+
+    @property
+    def order_version(self) -> int:
+        """See `Recipe`; it changes with that of each set."""
+        return sum(one.order_version for one in self.sets)
+
+    @property
+    def order_in_words(self) -> str:
+        """See `Recipe`."""
+        sets = zip(self._draws.tolist(), self.sets, strict=True)
+        told = [f"{draws} of {one.num_examples} ({one.order_in_words})" for draws, one in sets]
+        return f"seed={self.seed} in units of {self._unit}: {', '.join(told)}"
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
+        return self._spec_of(self.global_batch_size)
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches `start`, `start + 1`, ... of `epoch`; see `Recipe.dataset`.
+
+        Raises:
+            RecipeError: a negative epoch, or a start outside 0 .. steps_per_epoch; rows of a worker without
+                `whole_batches`.
+        """
+        self._check_position(epoch, start)
+        if input_context is not None and not self.reads_own_rows:
+            raise RecipeError("mix reads the rows of a worker alone only with whole_batches=True; ask for all of them.")
+        first, end = own_rows(self.global_batch_size, input_context)
+        read = functools.partial(self._read, epoch, start, input_context)
+        made = from_generator(read, self._spec_of(end - first), self.steps_per_epoch - start)
+        return made.prefetch(tf.data.AUTOTUNE)
+
+    def _spec_of(self, rows: int) -> Any:
+        """Return the spec of batches with so many rows, or where the last one is smaller with any number."""
+        size = rows if self.drop_remainder or self.num_examples % self.global_batch_size == 0 else None
+        of_set = next(iter(self.sets)).element_spec
+        return tf.nest.map_structure(lambda one: tf.TensorSpec([size, *one.shape[1:]], one.dtype), of_set)
+
+    def _read(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> Iterator[Any]:
+        """Yield the batches of `epoch` from `start` on, or a worker's rows of them."""
+        # First which set gives each example of the epoch, and how many each set has given before; then of each batch
+        # the rows of the first set, those of the second, and so on, and the place of each row among them.
+        size, number = self.global_batch_size, len(self.sets)
+        whose = np.repeat(np.arange(number, dtype=np.uint8), self._draws)
+        drawn = np.random.default_rng((self.seed, epoch)).permutation(whose).repeat(self._unit)
+        given = epoch * self._draws * self._unit + np.bincount(drawn[: start * size], minlength=number)
+        streams = [_Stream(one, first, context) for one, first in zip(self.sets, given.tolist(), strict=True)]
+        rows = slice(*own_rows(size, context))
+        for step in range(start, self.steps_per_epoch):
+            own = drawn[step * size : (step + 1) * size][rows]
+            counts = enumerate(np.bincount(own).tolist())
+            parts = itertools.chain.from_iterable(streams[one].take(count) for one, count in counts)
+            joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+            yield pick(joined, np.argsort(np.argsort(own, kind="stable")))
+
+    @property
+    def _unit(self) -> int:
+        """How many consecutive examples are of one set."""
+        return self.global_batch_size if self.whole_batches else 1
+
+    def _require_fitting(self, one: Recipe) -> None:
+        """Refuse a set whose batches do not fit those of the others."""
+        first, size = next(iter(self.sets)), self.global_batch_size
+        found, wanted = (_row_of(recipe.element_spec) for recipe in (one, first))
+        if found != wanted:
+            raise RecipeError(
+                f"mix needs sets whose examples have one form; found {wanted} and {found}. Let a map= make them alike."
+            )
+        is_small = one.global_batch_size == one.num_examples  # all of it is one batch
+        if one.global_batch_size != size and (self.whole_batches or not is_small):
+            raise RecipeError(
+                f"mix needs sets with one global_batch_size; found {size} and {one.global_batch_size}. Give all "
+                "recipes the same."
+            )
+        if self.whole_batches and set(one.batch_sizes()) != {size}:
+            raise RecipeError(
+                f"mix(whole_batches=True) needs sets whose batches have {size} examples; one has {one.num_examples} "
+                "examples, so that its last batch is smaller. Make it with drop_remainder=True."
+            )
+
+
+class _Stream:
+    """The examples of a set from the `first` on, counted over all its epochs; with a context a worker's rows alone."""
+
+    def __init__(self, one: Recipe, first: int, context: tf.distribute.InputContext | None) -> None:
+        self._own = {} if context is None else {"input_context": context}
+        epoch, place = divmod(first, sum(one.batch_sizes()))
+        start, self._passed = divmod(place, one.global_batch_size)  # rows of the first batch
+        self._batches = self._of_epochs(one, epoch, start)
+        self._batch: Any = None
+
+    def take(self, count: int) -> Iterator[Any]:
+        """Yield the next examples, in parts where they are of several batches."""
+        while count:
+            if self._batch is None:
+                self._batch = next(self._batches)
+            size = len(tf.nest.flatten(self._batch)[0])
+            first, end = self._passed, min(self._passed + count, size)
+            yield pick(self._batch, slice(first, end))
+            count, self._passed = count - (end - first), end
+            if end == size:
+                self._batch, self._passed = None, 0
+
+    def _of_epochs(self, one: Recipe, epoch: int, start: int) -> Iterator[Any]:
+        """Yield the batches of an epoch from `start` on, and of those that follow."""
+        together, most = 1, 1 if self._own else -(-_TOGETHER // one.num_examples)
+        while True:
+            # epochs of a small set are made together, which takes less time
+            made = one.dataset(epoch, start, **self._own) if together == 1 else one.epochs(together, first=epoch)
+            yield from untuned(made).as_numpy_iterator()
+            epoch, start, together = epoch + together, 0, min(2 * together, most)
+
+
+mix = Mix
+
+
+def _shares(weights: Sequence[float], units: int) -> np.ndarray:
+    """Return how many of so many units each weight gets: as many as its share, rounded so that none is left over."""
+    for weight in weights:
+        if not is_number(weight) or not 0 < weight < math.inf:
+            raise RecipeError(f"The weight of a set must be a number above 0, found {weight!r}.")
+    ends = np.cumsum(weights)
+    found: np.ndarray = np.diff(np.rint(ends / ends[-1] * units).astype(np.int64), prepend=0)
+    if not found.all():
+        raise RecipeError(
+            f"The weights {weights} leave a set without a share of an epoch's {units} examples or whole batches. Leave "
+            "it out, give it a larger weight, or ask for a larger examples_per_epoch."
+        )
+    return found
+
+
+def _row_of(spec: Any) -> str:
+    """Return the form of an example in words."""
+    return str(tf.nest.map_structure(lambda one: f"{one.dtype.name} {list(one.shape[1:])}", spec))
