@@ -111,8 +111,8 @@ class Mix(Recipe):
     def order_in_words(self) -> str:
         """See `Recipe`."""
         sets = zip(self._draws.tolist(), self.sets, strict=True)
-        told = [f"{draws} of {one.num_examples} ({one.order_in_words})" for draws, one in sets]
-        return f"seed={self.seed} in units of {self._unit}: {', '.join(told)}"
+        told = [f"{draws} x {self._unit} of {one.num_examples} ({one.order_in_words})" for draws, one in sets]
+        return f"mix seed={self.seed}: {', '.join(told)}"
 
     @property
     def element_spec(self) -> Any:
