@@ -96,6 +96,13 @@ def test_other_shapes_and_classes(name):
     assert model(np.zeros((2, 33, 40, 2), np.uint8)).shape == (2, 7)
 
 
+@pytest.mark.parametrize("name", ["resnet20", "wide_resnet"])
+def test_a_residual_net_halves_the_picture_twice(name):
+    model = models.create(name, **SMALL.get(name, {}))
+    (pooled,) = (one for one in model.layers if isinstance(one, keras.layers.GlobalAveragePooling2D))
+    assert pooled.input.shape == (None, 8, 8, 64)
+
+
 def test_the_shortcut_of_resnet_has_no_weights_and_takes_every_second_pixel():
     x = keras.Input((6, 6, 4))
     from mirrorkit.models.resnet import _block
