@@ -145,20 +145,23 @@ class Batches(OfSplit):
             mapped = list(pieces.map(self._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
 
+    def _all_of(
+        self, epochs: range, start: int = 0, context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        if not self.cache or self.map is None:
+            return super()._all_of(epochs, start, context)
+        mapped = self.host_tensors
+        return self._with(map=None, host_tensors=mapped)._all_of(epochs, start, context)
+
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
         places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
 
         def batch(*rows: Any) -> Any:
-            mapped = rows if self._maps_batches else self._mapped(*rows)
-            return self.finish(mapped, epoch=0, step=tf.constant(0, tf.int64))
+            return self.finish(rows, epoch=0, step=tf.constant(0, tf.int64))
 
         return self._made(element, batch)
-
-    @property
-    def _maps_batches(self) -> bool:
-        return not self.cache
 
 
 def _require_memory(split: Split) -> None:

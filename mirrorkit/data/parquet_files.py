@@ -14,9 +14,9 @@ import tensorflow as tf
 from mirrorkit.arguments import whole_number
 from mirrorkit.data import remote_files
 from mirrorkit.data.disk import paths_of, require_regular
-from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
+from mirrorkit.data.reading import OfFiles
 from mirrorkit.data.record_files import matching
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
@@ -26,7 +26,7 @@ Names = str | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet(InBlocks):
+class Parquet(OfFiles):
     """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
 
     `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.
@@ -96,14 +96,12 @@ class Parquet(InBlocks):
         for column in columns:
             if column.fill is None:
                 _require_values(files, footers, column.name)
-        groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
-        counts = tuple(footers[file].row_group(group).num_rows for file, group in groups)
-        self._set(_reader=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
+        self._set(_reader=Table(files, footers, columns))
         by_name = {column.name: column for column in columns}
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict"
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
-        self._settle(sum(counts), shape, has_classes=are_classes and self.num_classes is not None)
+        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes and self.num_classes is not None)
         self._require_by_number()
 
     @property
@@ -115,9 +113,6 @@ class Parquet(InBlocks):
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         footer = zlib.crc32(repr(self._reader.footers[0].to_dict()).encode())
         return f"{super().identity(epoch, start)} {self._reader.columns} {footer}"
-
-    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._reader.columns)
 
     def _element(self, *columns: tf.Tensor) -> tuple[Any, ...]:
         """Put columns where the model takes them."""
@@ -207,16 +202,6 @@ def _footer(file: str) -> Any:
         raise
     except (OSError, errors) as error:
         raise damaged(file, error) from error
-
-
-def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
-    """About how many bytes a row has in these columns, before compression."""
-    total = 0
-    for footer in footers:
-        for place in places_of(footer, names):
-            chunks = (footer.row_group(group).column(place) for group in range(footer.num_row_groups))
-            total += sum(chunk.total_uncompressed_size for chunk in chunks)
-    return -(-total // max(1, sum(footer.num_rows for footer in footers)))
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from mirrorkit.errors import DataError, FileError
 BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
 _LENGTH = struct.Struct("<Q")
 _FRAME = 16  # bytes of a record around its data
-_UNPACKED = 1032  # bytes at most that gzip packs into one
+_FIRST = 64 << 10  # bytes in which the first record is looked for
 _BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
@@ -69,24 +69,8 @@ def first_record(file: str, compression: str) -> bytes | None:
 
 
 def first_length(file: str, compression: str) -> int | None:
-    """The bytes of a file's first record, by its header; None where there is none.
-
-    Raises:
-        DataError: more than the file can hold.
-        FileError: a file that cannot be read.
-    """
-    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
-        try:
-            header = (gzip.GzipFile(fileobj=content) if compression else content).read(_LENGTH.size)
-        except _BAD_GZIP:
-            return None
-        most = content.size() * (_UNPACKED if compression else 1)
-    if len(header) < _LENGTH.size:
-        return None
-    length = int(_LENGTH.unpack(header)[0]) + _FRAME
-    if length > most:
-        raise _damaged(file, 0, f"the first one would have {length} bytes, the file holds {most} at most")
-    return length
+    """The bytes of a file's first record, by its header; None where there is none. See `lengths_of`."""
+    return next(lengths_of(file, compression, _FIRST), None)
 
 
 def unpacked_size(file: str) -> int:
@@ -112,15 +96,17 @@ def read_errors(file: str, count: int) -> Iterator[None]:
         raise DataError(f"{file} is cut short or damaged, at example {count} or later: {reason(error)}.") from error
 
 
-def lengths_of(file: str, compression: str) -> Iterator[int]:
+def lengths_of(file: str, compression: str, piece: int = PIECE) -> Iterator[int]:
     """The bytes of each record of a file; of an uncompressed one only the headers are looked at.
+
+    A file at an address is read in pieces of so many bytes.
 
     Raises:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
     count = 0
-    with file_errors(f"{file} cannot be read", CURE), _stream(file) as stream:
+    with file_errors(f"{file} cannot be read", CURE), _stream(file, piece) as stream:
         left = size_of(file)
         content = gzip.GzipFile(fileobj=stream) if compression else stream
         try:
@@ -141,10 +127,10 @@ def lengths_of(file: str, compression: str) -> Iterator[int]:
             raise _damaged(file, count, str(error)) from error
 
 
-def _stream(file: str) -> Any:
+def _stream(file: str, piece: int) -> Any:
     """Open a file to read many small parts of it."""
     if isinstance(file, RemoteFile):
-        return io.BufferedReader(opened(file), PIECE)
+        return io.BufferedReader(opened(file), piece)
     return open(file, "rb", 0) if is_local(file) else opened(file)
 
 

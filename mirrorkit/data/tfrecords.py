@@ -15,8 +15,8 @@ from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.data import record_files
 from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
-from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.index_file import read_index, require_features
+from mirrorkit.data.reading import OfFiles
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.data.remote_files import local, opened
@@ -31,7 +31,7 @@ Decode = Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(InBlocks):
+class Records(OfFiles):
     """A recipe like `batches`, for examples in TFRecord files; memory does not grow with the set.
 
     `mk.data.records` is this class.
@@ -171,13 +171,6 @@ class Records(InBlocks):
                 f"{others[0]} is whole, but not the file that was written under this name: a copy of another, or of "
                 "another version of the set. Copy the whole set again, or write it again."
             )
-
-    def _check_number(self) -> None:
-        if self.features is None:
-            self._reader.require_counts()
-
-    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        return (tf.TensorSpec([length], tf.string),)
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         if self.decode is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.errors import DataError
-from mirrorkit.fetching.forms import Form, as_arrays, described, flat, form_of, mapped
+from mirrorkit.fetching.forms import Form, as_arrays, described, empty, flat, form_of, mapped
 
 _OWN = str(Path(__file__).parents[1])
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
@@ -63,6 +63,13 @@ class Fetcher:
             if stopped is not None and stopped.is_set():
                 return
             self._put(*next(items), out, row)
+
+    def arrays(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of these items, one for each leaf of the form."""
+        out = empty(self.form, len(numbers))
+        rows = np.argsort(numbers)
+        self.fill(numbers[rows], rows, out)
+        return out
 
     def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
         arrays = self._checked(number, item)

@@ -72,7 +72,8 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method, wait for it, and return what it returned.
 
-        A MirrorkitError says that it failed, or that the object could not be made.
+        A MirrorkitError is raised here as it was raised there; after any other error it says that the call failed, or
+        that the object could not be made, and there is no object any more.
         """
         self._send((method, arguments))
         if not self._connection.poll(max(0.0, self._timeout)):
@@ -81,6 +82,8 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
             value, error = self._connection.recv()
         except (EOFError, ConnectionResetError):
             value, error = None, f"the process ended with {self._process.wait()}"
+        if isinstance(error, MirrorkitError):
+            raise error
         if error is not None:
             end = self._log.read_text(errors="replace")[-3000:]
             raise MirrorkitError(f"{self._target} failed: {error}\nEnd of its output:\n{end}")

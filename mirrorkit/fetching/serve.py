@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from mirrorkit.errors import MirrorkitError
+
 
 def main() -> None:
     """Serve until the process at the other end has ended."""
@@ -32,7 +34,10 @@ def main() -> None:
         if name:
             subject = getattr(subject, name)(**arguments)
         for method, arguments in _requests(connection):
-            connection.send((getattr(subject, method)(**arguments), None))
+            try:
+                connection.send((getattr(subject, method)(**arguments), None))
+            except MirrorkitError as error:
+                connection.send((None, error.with_traceback(None)))
     except Exception as error:
         traceback.print_exc()
         sys.stdout.flush()
