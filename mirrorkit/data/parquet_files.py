@@ -172,25 +172,22 @@ def _several(part: Names) -> Sequence[str]:
 
 def _found(files: Any) -> tuple[str, ...]:
     """The paths of the files that were meant, sorted but for a list."""
-    several = not isinstance(files, (str, os.PathLike))
-    found = tuple(paths_of("parquet", files))
-    if not found:
+    given = paths_of("parquet", files)
+    if not given:
         raise DataError("parquet was given an empty list of files.")
-    if any(map(is_address, found)):  # TensorFlow, which reads some addresses itself, has no part in this
-        at_addresses = described(found) if several else remote_files.matching(found[0])
-        at_addresses = at_addresses or remote_files.matching(f"{found[0].rstrip('/')}/*.parquet")
-        if not at_addresses:
-            raise DataError(f"{found[0]}: no Parquet file of that name or pattern.")
-        return tuple(at_addresses)
-    if not several:
-        (given,) = found
-        found = tuple(matching(os.path.join(given, "*.parquet") if os.path.isdir(given) else given))
-        if not found:
-            inside = [entry.name for entry in os.scandir(given) if entry.is_dir()] if os.path.isdir(given) else []
-            more = f" but the folder {inside[0]}; name its files by a pattern, '{given}/*/*.parquet'" if inside else ""
-            raise DataError(f"{given}: no Parquet file of that name or pattern{more}.")
+    if not isinstance(files, (str, os.PathLike)):
+        found = described(given) if any(map(is_address, given)) else given
+    elif is_address(path := given[0]):  # TensorFlow, which reads some addresses itself, has no part in this
+        found = remote_files.matching(path) or remote_files.matching(f"{path.rstrip('/')}/*.parquet")
+    else:
+        found = matching(os.path.join(path, "*.parquet") if os.path.isdir(path) else path)
+    if not found:
+        raise DataError(
+            f"{files}: no Parquet file of that name or pattern. Name files in folders within one by a pattern, such as "
+            f"'{files}/*/*.parquet'."
+        )
     require_regular(found)
-    return found
+    return tuple(found)
 
 
 def _footer(file: str) -> Any:

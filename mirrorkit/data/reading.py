@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.generated import from_generator
 from mirrorkit.data.order import BlockOrder
 from mirrorkit.data.preparation import PreparedRecipe
@@ -164,8 +163,7 @@ class OfReader(PreparedRecipe):
         return next(bare.dataset().as_numpy_iterator())
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        both = self._rows_of_both(context)
-        usual, last = both
+        usual, last = self._rows_of_both(context)
         length = None if last.size else usual.made_end - usual.made_first
 
         def read() -> Iterator[Any]:
@@ -179,11 +177,7 @@ class OfReader(PreparedRecipe):
             return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
 
         gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
-        return self._made(self._decoded(gathered, both, start).enumerate(start), batch)
-
-    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
-        """Decode what was read, where that is not done by the batch."""
-        return read
+        return self._made(gathered.enumerate(start), batch)
 
     @property
     def _in_lanes(self) -> bool:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from mirrorkit.arguments import is_whole, whole_number
 from mirrorkit.data import record_files
-from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
 from mirrorkit.data.reading import OfFiles
@@ -98,6 +97,7 @@ class Records(OfFiles):
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
     _reader: RecordReader = field(init=False, repr=False)
+    _decoding: Any = field(default=None, init=False, repr=False)  # `decode`, traced here, where AutoGraph is on
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
     few_lanes = "Write more files, or uncompressed ones."
@@ -145,7 +145,7 @@ class Records(OfFiles):
         reader = RecordReader(files, compression, told)
         counts = (told,) if isinstance(told, int) else reader.counts
         self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_reader=reader)
+        self._set(_reader=reader, _decoding=tf.function(decode).get_concrete_function(tf.TensorSpec([], tf.string)))
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -173,27 +173,12 @@ class Records(OfFiles):
             )
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
-        if self.decode is not None:
-            return read
         (serialized,) = read
-        raw = _decode_raw(serialized, self.features or {})
-        return raw if isinstance(raw, tuple) else (raw,)
-
-    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
-        """Decode serialized examples one by one, in parallel, with the user's function or that of images."""
-        if self.decode is None:
-            return read
-        decode = self.decode
-
-        def decoded(serialized: tf.Tensor) -> tuple[Any, ...]:
-            found = decode(serialized)
-            return found if isinstance(found, tuple) else (found,)
-
-        examples = read.unbatch().map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        size, last = (one.made_end - one.made_first for one in rows)
-        batches = examples.batch(size, drop_remainder=not rows[1].size)
-        whole = self.num_examples // self.global_batch_size - start
-        return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
+        if self._decoding is None:
+            return _decode_raw(serialized, self.features or {})
+        spec = tf.data.Dataset.from_tensors(b"").map(self._decoding).element_spec
+        made = tf.map_fn(self._decoding, serialized, fn_output_signature=spec)
+        return made if isinstance(made, tuple) else (made,)
 
     @property
     def layout(self) -> object:

@@ -125,17 +125,10 @@ def test_files_are_verified(reads, bucket):
 def test_corrupt_images_are_told_from_those_that_do_not_come(reads, bucket, monkeypatch, caplog):
     bucket.pipe("/bucket/sets/images/a/003.png", b"nonsense")
     options = {"global_batch_size": BATCH, "image_size": (16, 16)}
-    with pytest.raises(tf.errors.OpError) as raised:
+    with pytest.raises(tf.errors.OpError, match=f"{ROOT}/images/a/003.png cannot be read, or decoded"):
         collect(data.image_folder(f"{ROOT}/images", **options).dataset())
-    assert f"{ROOT}/images/a/003.png cannot be read, or decoded" in data.undecodable_image(str(raised.value))
     skipping = data.image_folder(f"{ROOT}/images", **options, skip_corrupt=True)
     assert skipping.skipped == (f"{ROOT}/images/a/003.png",)
-
-    def content_of(address: str) -> bytes:
-        raise DataError(f"{address} is not there (any more).")
-
-    monkeypatch.setattr("mirrorkit.data.image_decoding.content_of", content_of)
-    assert "is not there" in str(data.undecodable_image(str(raised.value)))
 
     def fails(self: Any, path: str, **options: Any) -> bytes:
         if path.endswith("b/001.png"):
