@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import numpy as np
 
-from mirrorkit.errors import DataError, MirrorkitError, RecipeError
+from mirrorkit import subprocesses
+from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.fetcher import Fetcher, Fill
-from mirrorkit.fetching.forms import Form
-from mirrorkit.fetching.remote import Remote
 
 _CURE = (
     "Define its class in a module of its own that the script imports, and open files in __getitem__, once in each "
     "process, instead of keeping them open in what is copied"
 )
-_LONGEST = 24 * 3600.0  # seconds until an answer is given up
-# They need no accelerator, which TensorFlow would take whole.
-_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class Processes(Fetcher):
@@ -59,39 +60,82 @@ class Processes(Fetcher):
         Gives what does the same as `Fetcher.fill`, in a process that is idle, and a function that ends the processes:
         who waits for one of them gets an error.
         """
-        arguments = {"pickled": self._pickled, "form": self.form}
-        idle: queue.SimpleQueue[Remote] = queue.SimpleQueue()
-        remotes = list[Remote]()
+        idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         with contextlib.ExitStack() as stack:
-            for _ in range(self._number):
-                target = "mirrorkit.fetching.served:served"
-                remote = Remote(target, arguments, environment=_ENVIRONMENT, timeout=_LONGEST)
-                idle.put(stack.enter_context(remote))
-                remotes.append(remote)
+            processes = [stack.enter_context(_Process()) for _ in range(self._number)]
+            for process in processes:
+                process.send((self._pickled, self.form))
+                idle.put(process)
 
             def fill(numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-                remote = idle.get()
+                process = idle.get()
                 try:
-                    made = remote.call("arrays", numbers=numbers)
-                except DataError:
-                    raise
-                except MirrorkitError as error:
-                    raise DataError(
-                        f"A process that fetched items of {type(self.items).__name__} failed at one of "
-                        f"{numbers.tolist()[:3]}, ... ({len(numbers)}): {error}"
-                    ) from error
+                    made = process.answer(numbers)
                 finally:
-                    idle.put(remote)
+                    idle.put(process)
                 for leaf, array in zip(out, made, strict=True):
                     leaf[rows] = array
 
             def stop() -> None:
-                for remote in remotes:
-                    remote.end()
+                for process in processes:
+                    process.end()
 
             yield fill, stop
 
 
-def served(pickled: bytes, form: Form) -> Fetcher:
-    """Return the fetcher of one of the processes."""
-    return Fetcher(pickle.loads(pickled), form)
+class _Process(contextlib.AbstractContextManager["_Process"]):
+    """A new Python interpreter that runs `serve.py`, and ends with the block or with this process.
+
+    It is not a `multiprocessing.Process`, which would run a user's script again.
+    """
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
+        variables = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",  # it needs no accelerator, which TensorFlow would take whole
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
+            "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path]),
+        }
+        subprocesses.open_standard_streams()
+        self._connection, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocesses.start(
+                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number), self._folder.name],
+                environment=subprocesses.with_mirrorkit(variables),
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+            )
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the missing answer will tell
+            self._connection.send(message)
+
+    def answer(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of these items; a DataError says what is wrong with one of them, or with the process."""
+        self.send(numbers)
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            some = ", ".join(map(str, numbers[:3]))
+            raise DataError(
+                f"A process that fetched items {some}, ... ({len(numbers)}) ended with {self._process.wait()}."
+            ) from None
+        if isinstance(answer, DataError):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End the process and whatever it started; a call that waits for it in another thread fails."""
+        if not self._ended:  # or the number of the process may be another's
+            subprocesses.send(self._process)
+            self._process.wait()
+        self._ended = True
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._connection.close()
+        self._folder.cleanup()

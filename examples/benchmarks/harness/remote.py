@@ -60,7 +60,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         self._connection, theirs = Pipe()
         with theirs, open(self._log, "wb") as log:
             self._process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.fetching.serve", str(theirs.fileno()), self._folder.name],
+                [sys.executable, "-m", f"{__package__}.serve", str(theirs.fileno()), self._folder.name],
                 environment=subprocesses.with_mirrorkit(variables),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -72,8 +72,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method, wait for it, and return what it returned.
 
-        A MirrorkitError is raised here as it was raised there; after any other error it says that the call failed, or
-        that the object could not be made, and there is no object any more.
+        A MirrorkitError says that it failed, or that the object could not be made.
         """
         self._send((method, arguments))
         if not self._connection.poll(max(0.0, self._timeout)):
@@ -82,8 +81,6 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
             value, error = self._connection.recv()
         except (EOFError, ConnectionResetError):
             value, error = None, f"the process ended with {self._process.wait()}"
-        if isinstance(error, MirrorkitError):
-            raise error
         if error is not None:
             end = self._log.read_text(errors="replace")[-3000:]
             raise MirrorkitError(f"{self._target} failed: {error}\nEnd of its output:\n{end}")
