@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.distribution import uncopied
-from mirrorkit.data.nests import kind, pick
+from mirrorkit.data.nests import pick
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
@@ -130,7 +130,7 @@ class Batches(OfSplit):
         self._set(_split=split)
         inputs, labels = split.inputs, split.labels
         are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
-        self._settle(len(split), getattr(inputs, "shape", kind(inputs)), has_classes=are_classes, labels=labels)
+        self._settle(len(split), getattr(inputs, "shape", None), has_classes=are_classes, labels=labels)
 
     @functools.cached_property
     def host_tensors(self) -> Any:

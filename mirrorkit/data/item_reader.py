@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.indexable import number_of
-from mirrorkit.data.nests import as_int64, kind
+from mirrorkit.data.nests import as_int64
 from mirrorkit.data.reading import Reader
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import Fetcher, Leaf, Processes, described, empty, fetched, pack
@@ -29,7 +29,7 @@ class ItemReader(Reader):
     Attributes:
         number: of the items.
         unlabelled, has_classes: whether there are no labels, or such as may be classes.
-        shape_of_inputs: [None, ...], or in place of that of several inputs what holds them.
+        shape: of the inputs, [None, ...]; None where there are several.
 
     Raises:
         RecipeError: an object that gives no items by number; labels that do not fit `num_classes`.
@@ -47,7 +47,7 @@ class ItemReader(Reader):
         labels, weight = [*rest, None, None][:2]
         self.unlabelled = labels is None
         self.has_classes = isinstance(labels, Leaf) and labels.dtype.kind in "biu"
-        self.shape_of_inputs = [None, *inputs.shape] if isinstance(inputs, Leaf) else kind(inputs)
+        self.shape = [None, *inputs.shape] if isinstance(inputs, Leaf) else None
         are_rows = isinstance(labels, Leaf) and labels.shape == (num_classes,)
         if num_classes is not None and isinstance(labels, Leaf) and not (self.has_classes or are_rows):
             raise RecipeError(

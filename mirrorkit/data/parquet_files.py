@@ -12,15 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
-from mirrorkit.data import remote_files
-from mirrorkit.data.disk import paths_of, require_regular
+from mirrorkit.data.found_files import found
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.reading import OfFiles
-from mirrorkit.data.record_files import matching
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
-from mirrorkit.object_storage import is_address
 
 Names = str | Sequence[str]
 
@@ -85,8 +82,7 @@ class Parquet(OfFiles):
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
-        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
-        files = _found(self.files)
+        files = found("parquet", self.files, ".parquet")
         footers = in_parallel(_footer, files)
         schemas = [footer.schema.to_arrow_schema() for footer in footers]
         self._set(files=files, **self._chosen(schemas[0].names))
@@ -98,16 +94,10 @@ class Parquet(OfFiles):
                 _require_values(files, footers, column.name)
         self._set(_reader=Table(files, footers, columns))
         by_name = {column.name: column for column in columns}
-        shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict"
+        shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
         self._settle(sum(self._reader.blocks), shape, has_classes=are_classes and self.num_classes is not None)
-        self._require_by_number()
-
-    @property
-    def layout(self) -> object:
-        """See `PreparedRecipe`."""
-        return self._reader.blocks if self.shuffle else None
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -168,26 +158,6 @@ parquet = Parquet
 
 def _several(part: Names) -> Sequence[str]:
     return [part] if isinstance(part, str) else part
-
-
-def _found(files: Any) -> tuple[str, ...]:
-    """The paths of the files that were meant, sorted but for a list."""
-    given = paths_of("parquet", files)
-    if not given:
-        raise DataError("parquet was given an empty list of files.")
-    if not isinstance(files, (str, os.PathLike)):
-        found = described(given) if any(map(is_address, given)) else given
-    elif is_address(path := given[0]):  # TensorFlow, which reads some addresses itself, has no part in this
-        found = remote_files.matching(path) or remote_files.matching(f"{path.rstrip('/')}/*.parquet")
-    else:
-        found = matching(os.path.join(path, "*.parquet") if os.path.isdir(path) else path)
-    if not found:
-        raise DataError(
-            f"{files}: no Parquet file of that name or pattern. Name files in folders within one by a pattern, such as "
-            f"'{files}/*/*.parquet'."
-        )
-    require_regular(found)
-    return tuple(found)
 
 
 def _footer(file: str) -> Any:

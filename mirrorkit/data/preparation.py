@@ -203,15 +203,15 @@ class PreparedRecipe(Recipe):
     def _settle(
         self,
         num_examples: int,
-        inputs: Sequence[int | None] | str | None,
+        shape: Sequence[int | None] | None,
         *,
         has_classes: bool,
         labels: Any = None,
     ) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
-        The labels are None where they are not in memory. A batch is no larger than an epoch.
+        The shape of the inputs is None where it is unknown, or there are several. The labels are None where they are
+        not in memory. A batch is no larger than an epoch.
         """
         kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
         require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
@@ -230,7 +230,7 @@ class PreparedRecipe(Recipe):
                 f"global_batch_size={size} and drop_remainder=True were asked for, but an epoch has {count} examples: "
                 f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
             )
-        _check_augment(self.augment, inputs if self.map is None else None)
+        _check_augment(self.augment, shape if self.map is None else None)
         self._set(
             _num_examples=count,
             global_batch_size=min(size, count),
@@ -268,16 +268,16 @@ class PreparedRecipe(Recipe):
         return other
 
 
-def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int | None] | str | None) -> None:
+def _check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | None] | None) -> None:
     if augment is None:
         return
     if callable(augment) or not all(callable(one) for one in augment):
         raise RecipeError(
             f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
         )
-    if augment and inputs is not None and not isinstance(inputs, str) and len(inputs) != 4:
+    if augment and shape is not None and len(shape) != 4:
         raise RecipeError(
-            f"augment works on images [N, H, W, C]; found shape {list(inputs)}. Use map= for anything else."
+            f"augment works on images [N, H, W, C]; found shape {list(shape)}. Use map= for anything else."
         )
 
 

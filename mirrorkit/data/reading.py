@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.generated import from_generator
 from mirrorkit.data.order import BlockOrder
 from mirrorkit.data.preparation import PreparedRecipe
@@ -228,8 +229,14 @@ class OfFiles(OfReader):
         files = [(os.path.basename(file), size_of(file)) for file in self.files]
         return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {versions(self.files)}"
 
-    def _require_by_number(self) -> None:
-        """Refuse weights for examples that cannot be read one by one."""
+    @property
+    def layout(self) -> object:
+        """See `PreparedRecipe`."""
+        return self._reader.blocks if self.shuffle else None
+
+    def _settle(self, num_examples: int, shape: Sequence[int | None] | None, **options: Any) -> None:
+        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
+        super()._settle(num_examples, shape, **options)
         if self.weights is not None and not self._reader.by_number:
             raise RecipeError(
                 f"weights need examples that can be read one by one, and those of {self.files[0]} are read in blocks. "

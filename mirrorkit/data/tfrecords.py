@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.arguments import is_whole, whole_number
+from mirrorkit.arguments import is_whole
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
@@ -104,7 +104,6 @@ class Records(OfFiles):
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
-        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
         index_path, files = record_files.find(self.source)
         if index_path is None:
             self._take_files(files, num_examples)
@@ -115,14 +114,11 @@ class Records(OfFiles):
                 f"{index_path} says how to decode its examples and how many there are: leave out decode and "
                 "num_examples."
             )
-        if self.features is None:
-            shape, labelled = None, True
-        else:
-            shape = [None, *self.features["x"]["shape"]] if "x" in self.features else "a dict"
-            labelled = self.features.get("y", {}).get("dtype") == "int64"
+        inputs, labels = ((self.features or {}).get(name) for name in ("x", "y"))
+        shape = inputs and [None, *inputs["shape"]]
+        labelled = self.features is None or (labels is not None and labels["dtype"] == "int64")
         self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
         self._set(num_examples=self._num_examples)
-        self._require_by_number()
 
     def _take_index(self, index: Mapping[str, Any]) -> None:
         self._set(

@@ -95,8 +95,7 @@ class Fetcher:
 
     def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         assert self._arrays is not None
-        is_new = np.append(True, numbers[1:] != numbers[:-1])  # of weighted draws some come several times
-        each = numbers[is_new]
+        each, places = np.unique(numbers, return_inverse=True)  # of weighted draws some come several times
         first, end = int(each[0]), int(each[-1]) + 1
         wanted = slice(first, end) if end - first == len(each) else each
         for array, leaf, form in zip(self._arrays, out, flat(self.form), strict=True):
@@ -106,7 +105,7 @@ class Fetcher:
                     f"{len(each)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
                     "dtype and shape must not change."
                 )
-            leaf[rows] = read if len(each) == len(numbers) else read[np.cumsum(is_new) - 1]
+            leaf[rows] = read if len(each) == len(numbers) else read[places]
 
     def _together(self, numbers: list[int], fetch: Callable[[], Any]) -> Any:
         """Fetch several items at once; where that fails, find out by which of them."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from recipe_helpers import collect
 
 from mirrorkit import data
-from mirrorkit.data import record_index, remote_files
+from mirrorkit.data import record_reading, remote_files
 from mirrorkit.errors import DataError, FileError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
@@ -50,7 +50,7 @@ def reads(on_disk: Path, bucket: Any, monkeypatch: Any, tmp_path: Path) -> Count
     bucket.put(str(on_disk), "/bucket/sets", recursive=True)
     monkeypatch.setattr(type(bucket), "cat_file", cat)
     monkeypatch.setattr(type(bucket), "get_file", get)
-    for module in (record_index, remote_files):
+    for module in (record_reading, remote_files):
         monkeypatch.setattr(module, "PIECE", 2000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return asked

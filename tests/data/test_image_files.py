@@ -14,8 +14,8 @@ from recipe_helpers import assert_same, collect, contexts, joined, write_images
 
 from mirrorkit import data
 from mirrorkit._keras import keras
+from mirrorkit.data.found_files import matching
 from mirrorkit.data.image_listing import list_classes, list_images
-from mirrorkit.data.record_files import matching
 from mirrorkit.errors import DataError, FileError, RecipeError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (31, 6, 5, 3), dtype=np.uint8)
