@@ -142,21 +142,18 @@ class Batches(OfSplit):
             return whole
         with tf.init_scope(), tf.device("CPU:0"):
             pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
-            mapped = list(pieces.map(self._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            mapped = list(pieces.map(super()._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
 
-    def _all_of(
-        self, epochs: range, start: int = 0, context: tf.distribute.InputContext | None = None
-    ) -> tf.data.Dataset:
-        if not self.cache or self.map is None:
-            return super()._all_of(epochs, start, context)
-        mapped = self.host_tensors
-        return self._with(map=None, host_tensors=mapped)._all_of(epochs, start, context)
+    def _mapped(self, *element: Any) -> tuple[Any, ...]:
+        return element if self.cache else super()._mapped(*element)
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
         places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
+        if self.cache:
+            element = element.map(super()._mapped)
 
         def batch(*rows: Any) -> Any:
             return self.finish(rows, epoch=0, step=tf.constant(0, tf.int64))

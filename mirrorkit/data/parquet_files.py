@@ -15,7 +15,7 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.data.found_files import found
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
-from mirrorkit.data.reading import OfFiles
+from mirrorkit.data.reading import OfReader
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
 
@@ -23,7 +23,7 @@ Names = str | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet(OfFiles):
+class Parquet(OfReader):
     """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
 
     `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.

@@ -146,15 +146,44 @@ def by_block(firsts: np.ndarray, numbers: np.ndarray) -> list[tuple[int, np.ndar
 
 
 class OfReader(PreparedRecipe):
-    """A recipe whose examples a `Reader` reads."""
+    """A recipe whose examples a `Reader` reads, from files or from elsewhere.
+
+    Attributes:
+        shuffle_buffer: how many examples memory holds, divided among the workers; None for those of a few batches.
+        files: the files, with their paths.
+        few_lanes: the cure where there are more workers than lanes.
+    """
 
     _reader: Reader
+    shuffle_buffer: int | None = None
+    files: Any = ()
+    few_lanes = ""
+
+    @property
+    def layout(self) -> object:
+        """See `PreparedRecipe`."""
+        return self._reader.blocks if self.shuffle else None
 
     def order(self, epoch: int) -> np.ndarray:
         """The numbers of the examples in the order of `epoch`, counted as they lie in the set, int64 [N]."""
         if not self._in_lanes:
             return self._reader.numbers(super().order(epoch))
         return np.concatenate([window.ravel() for window in self._windows(epoch, 0)])
+
+    def identity(self, epoch: int, start: int) -> str:
+        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
+        files = [(os.path.basename(file), size_of(file)) for file in self.files]
+        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {versions(self.files)}"
+
+    def _settle(self, num_examples: int, shape: Sequence[int | None] | None, **options: Any) -> None:
+        if self.shuffle_buffer is not None:
+            self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
+        super()._settle(num_examples, shape, **options)
+        if self.weights is not None and not self._reader.by_number:
+            raise RecipeError(
+                f"weights need examples that can be read one by one, and those of {self.files[0]} are read in blocks. "
+                "Write uncompressed TFRecord files on this machine (mk.data.write_records), or use mk.data.source."
+            )
 
     def _check_number(self) -> None:
         self._reader.require_unchanged()
@@ -164,6 +193,13 @@ class OfReader(PreparedRecipe):
         return next(bare.dataset().as_numpy_iterator())
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        if self._in_lanes and context is not None:
+            lanes, workers = self._block_order(epoch).lanes, context.num_input_pipelines
+            if lanes < workers:
+                _say_once(
+                    f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
+                    f"workers, so that several read the same rows. {self.few_lanes}"
+                )
         usual, last = self._rows_of_both(context)
         length = None if last.size else usual.made_end - usual.made_first
 
@@ -177,8 +213,10 @@ class OfReader(PreparedRecipe):
             rows = None if context is None else self.rows_of(step, context)
             return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
 
+        options = tf.data.Options()  # what it reads is not TensorFlow's to divide
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
         gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
-        return self._made(gathered.enumerate(start), batch)
+        return self._made(gathered.enumerate(start), batch).with_options(options)
 
     @property
     def _in_lanes(self) -> bool:
@@ -188,16 +226,11 @@ class OfReader(PreparedRecipe):
         assert self._reader.blocks is not None
         return BlockOrder(self._reader.blocks, self.global_batch_size, (self.seed, epoch), self._reader.most)
 
-    @property
-    def _together(self) -> int:
-        """How many batches may be read together."""
-        return 1
-
     def _windows(self, epoch: int, start: int) -> Iterator[np.ndarray]:
         """Yield the numbers of the examples in each batch, [batches, rows]: of several if they are read together."""
         size, steps = self.global_batch_size, self.steps_per_epoch
         whole = self.num_examples // size
-        most = max(1, min(self._together, whole))
+        most = max(1, min((self.shuffle_buffer or 0) // 2 // size, whole))
         if self._in_lanes:
             yield from self._block_order(epoch).windows(start, most, steps)
             return
@@ -209,55 +242,6 @@ class OfReader(PreparedRecipe):
             places = places % self._size if order is None else order[places]
             yield self._reader.numbers(places).reshape(end - start, -1)
             start, together = end, min(2 * together, most)
-
-
-class OfFiles(OfReader):
-    """A recipe whose reader reads files.
-
-    Attributes:
-        shuffle_buffer: how many examples memory holds, divided among the workers.
-        files: the files, with their paths.
-        few_lanes: the cure where there are more workers than lanes.
-    """
-
-    shuffle_buffer: int
-    files: Any
-    few_lanes: str
-
-    def identity(self, epoch: int, start: int) -> str:
-        """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        files = [(os.path.basename(file), size_of(file)) for file in self.files]
-        return f"{super().identity(epoch, start)} {self.shuffle_buffer} {files} {versions(self.files)}"
-
-    @property
-    def layout(self) -> object:
-        """See `PreparedRecipe`."""
-        return self._reader.blocks if self.shuffle else None
-
-    def _settle(self, num_examples: int, shape: Sequence[int | None] | None, **options: Any) -> None:
-        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
-        super()._settle(num_examples, shape, **options)
-        if self.weights is not None and not self._reader.by_number:
-            raise RecipeError(
-                f"weights need examples that can be read one by one, and those of {self.files[0]} are read in blocks. "
-                "Write uncompressed TFRecord files on this machine (mk.data.write_records), or use mk.data.source."
-            )
-
-    @property
-    def _together(self) -> int:
-        return self.shuffle_buffer // 2 // self.global_batch_size
-
-    def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        if self._in_lanes and context is not None:
-            lanes, workers = self._block_order(epoch).lanes, context.num_input_pipelines
-            if lanes < workers:
-                _say_once(
-                    f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
-                    f"workers, so that several read the same rows. {self.few_lanes}"
-                )
-        options = tf.data.Options()  # its files are not TensorFlow's to divide
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        return super()._dataset(epoch, start, context).with_options(options)
 
 
 @functools.cache

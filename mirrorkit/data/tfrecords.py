@@ -15,7 +15,7 @@ from mirrorkit.arguments import is_whole
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
 from mirrorkit.data.index_file import read_index, require_features
-from mirrorkit.data.reading import OfFiles
+from mirrorkit.data.reading import OfReader
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.data.remote_files import local, opened
@@ -30,7 +30,7 @@ Decode = Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(OfFiles):
+class Records(OfReader):
     """A recipe like `batches`, for examples in TFRecord files; memory does not grow with the set.
 
     `mk.data.records` is this class.
