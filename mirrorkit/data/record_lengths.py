@@ -12,7 +12,6 @@ import contextlib
 import gzip
 import io
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -24,9 +23,9 @@ from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, local, opened
 from mirrorkit.errors import DataError, FileError
 
 BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
-_LENGTH = struct.Struct("<Q")
+_HEADER = 8  # bytes that hold a length
 _FRAME = 16  # bytes of a record around its data
-_FIRST = 64 << 10  # bytes in which the first record is looked for
+_UNPACKED = 1032  # bytes at most that gzip packs into one
 _BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
@@ -70,7 +69,7 @@ def first_record(file: str, compression: str) -> bytes | None:
 
 def first_length(file: str, compression: str) -> int | None:
     """The bytes of a file's first record, by its header; None where there is none. See `lengths_of`."""
-    return next(lengths_of(file, compression, _FIRST), None)
+    return next(lengths_of(file, compression, _HEADER), None)
 
 
 def unpacked_size(file: str) -> int:
@@ -107,22 +106,23 @@ def lengths_of(file: str, compression: str, piece: int = PIECE) -> Iterator[int]
     """
     count = 0
     with file_errors(f"{file} cannot be read", CURE), _stream(file, piece) as stream:
-        left = size_of(file)
+        left = size_of(file) * (_UNPACKED if compression else 1)
         content = gzip.GzipFile(fileobj=stream) if compression else stream
         try:
-            while header := content.read(_LENGTH.size):
-                length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
-                missing = length - len(header)
-                if compression:
-                    while missing and (part := content.read(min(missing, BUFFER))):
-                        missing -= len(part)
-                elif length <= left:
-                    content.seek(missing, os.SEEK_CUR)
-                    left, missing = left - length, 0
-                if missing:
-                    raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
-                count += 1
+            while header := content.read(_HEADER):
+                length = int.from_bytes(header, "little") + _FRAME
+                if len(header) < _HEADER or length > left:
+                    raise _damaged(file, count, f"the next one would have {length} bytes, more than are there")
                 yield length
+                left, rest = left - length, length - len(header)
+                if not compression:
+                    content.seek(rest, os.SEEK_CUR)
+                    rest = 0
+                while rest and (part := content.read(min(rest, BUFFER))):
+                    rest -= len(part)
+                if rest:
+                    raise _damaged(file, count, f"{rest} of the {length} bytes of the next one are missing")
+                count += 1
         except _BAD_GZIP as error:
             raise _damaged(file, count, str(error)) from error
 
