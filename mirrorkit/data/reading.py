@@ -25,7 +25,6 @@ _log = logging.getLogger("mirrorkit")
 _OPEN = 128  # blocks that are kept open at least
 
 Arrays = tuple[np.ndarray, ...]  # one for each column
-Read = Callable[[np.ndarray], Arrays]  # the examples of these numbers, which ascend
 
 
 class Reader:
