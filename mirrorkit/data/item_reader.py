@@ -69,8 +69,8 @@ class ItemReader(Reader):
 
     def batches(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
         """See `Reader`; several threads or processes share each batch, and several batches are fetched at once."""
-        batches = [*itertools.chain.from_iterable(windows)]
-        for numbers, leaves in zip(batches, fetched(self._source, batches, threads=self._threads), strict=True):
+        asked, given = itertools.tee(itertools.chain.from_iterable(windows))
+        for leaves, numbers in zip(fetched(self._source, asked, threads=self._threads), given, strict=True):
             yield self._example(leaves, numbers)
 
     def require_unchanged(self) -> None:
