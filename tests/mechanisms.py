@@ -163,15 +163,15 @@ MECHANISMS = (
     Mechanism(
         "a damaged image is an error that names the file",
         "mirrorkit/data/image_decoding.py",
-        'found == b"", [_WORDS',
-        "found == found, [_WORDS",
+        "raise _undecodable(path, content, reason(error)) from None",
+        "pass",
         "tests/data/test_image_decoding.py",
     ),
     Mechanism(
         "the index knows where a record begins",
-        "mirrorkit/data/record_index.py",
-        "return int(self._files[file].offsets[record])",
-        "return int(self._files[file].offsets[0])",
+        "mirrorkit/data/record_reading.py",
+        "one.offsets[[first, first + count]]",
+        "one.offsets[[0, count]]",
         "tests/data/test_record_index.py",
     ),
     Mechanism(

@@ -48,9 +48,9 @@ def test_a_job_runs_where_standard_streams_are_closed(closed: str, tmp_path: Pat
 
 def test_an_object_in_a_process_of_its_own_where_standard_streams_are_closed(tmp_path: Path) -> None:
     code = """
-from mirrorkit.fetching.remote import Remote
-with Remote("statistics:NormalDist", {"mu": 3.0}, timeout=50) as remote:
-    assert len(remote.call("quantiles", n=4)) == 3
+import numpy as np
+from mirrorkit.fetching import Processes, fetched
+assert [x.tolist() for x, in fetched(Processes([1, 2], 1), [np.arange(2)], threads=1)] == [[1, 2]]
 """
     environment = {**subprocesses.with_mirrorkit(os.environ), "CODE": code}
     command = f'exec {sys.executable} -c "$CODE" <&- >&-'

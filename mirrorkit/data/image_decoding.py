@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,12 @@ import tensorflow as tf
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.disk import reason
 from mirrorkit.data.distribution import untuned
-from mirrorkit.data.remote_files import content_of, is_remote
-from mirrorkit.errors import MirrorkitError, RecipeError
+from mirrorkit.errors import DataError, RecipeError
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`
 
 _SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
-
-_WORDS = "This file cannot be read, or decoded as an image:"
-_FAILED = re.compile(re.escape(_WORDS) + r"\] \[(.*)\] \[([0-4])\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +97,17 @@ class ImageFormat:
 
     @tf.autograph.experimental.do_not_convert
     def _named(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
-        """Return the images of files of which one could not be decoded; it is named unless that works now."""
+        """Return the images of files of which one could not be decoded; an error names it unless that works now."""
 
-        def undecodable(*files: np.ndarray) -> bytes:
+        def require(*files: np.ndarray) -> bool:
             for path, *content in zip(*files, strict=True):
                 try:
                     self._image(*map(tf.constant, (path, *content)))
-                except tf.errors.OpError:
-                    return path
-            return b""
+                except tf.errors.OpError as error:
+                    raise _undecodable(path, content, reason(error)) from None
+            return True
 
-        found = tf.numpy_function(undecodable, (paths, *contents), tf.string)
-        with tf.control_dependencies([tf.debugging.Assert(found == b"", [_WORDS, found, self.channels])]):
+        with tf.control_dependencies([tf.numpy_function(require, (paths, *contents), tf.bool)]):
             return self._images(paths, *contents)
 
     def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
@@ -152,34 +147,16 @@ class ImageFormat:
         return tf.ensure_shape(tf.cond(fits, lambda: image, resized), self.shape)
 
 
-def undecodable_image(message: str) -> str | None:
-    """Return what is wrong with the file that TensorFlow's message about `ImageFormat.batch` names, and the cure."""
-    found = _FAILED.search(message)
-    if not found:
-        return None
-    path, channels = found[1], int(found[2])
+def _undecodable(path: bytes, content: Sequence[bytes], why: str) -> DataError:
+    name = path.decode()
     try:
-        content = tf.constant(content_of(path)) if is_remote(path) else tf.io.read_file(path)
-        why = _fault(content, channels) or "it could be decoded the next time"
-        if _fault(content, channels) and not _fault(content, 0):
-            return f"{path} is whole, but cannot be decoded with this color_mode: {why}. Choose another one."
-    except MirrorkitError as error:
-        return str(error)
-    except tf.errors.OpError as error:
-        why = reason(error)
-    return (
-        f"{path} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
-        "out such files: skip_corrupt=True."
-    )
-
-
-def _fault(content: tf.Tensor, channels: int) -> str:
-    """Why a content cannot be decoded; "" where it can."""
-    try:
-        _decoded(content, channels)
-    except tf.errors.OpError as error:
-        return reason(error)
-    return ""
+        _decoded(_content(path, *content), 0)
+    except tf.errors.OpError:
+        return DataError(
+            f"{name} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
+            "out such files: skip_corrupt=True."
+        )
+    return DataError(f"{name} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
 
 
 def _content(path: tf.Tensor, content: tf.Tensor | None = None) -> tf.Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +24,8 @@ EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")  # what TensorFlow decode
 _TOLD = 3  # names in a message
 
 
-_Lister = Callable[[str, "list[str] | None"], "tuple[list[str], dict[str, str]]"]
+# `os.walk` of a folder; of files at addresses, a dict by their names in place of the list of these
+_Walk = Callable[[str], Iterator[tuple[str, list[str], Any]]]
 
 
 class Listing(NamedTuple):
@@ -41,11 +43,13 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         DataError: no such folder, no class folders, one without images.
         RecipeError: `class_names` that leave out a folder.
     """
-    listed = _lister(folder)
-    folders, files = listed(folder, None)
+    walk = _walker(folder)
+    with file_errors(f"{folder} cannot be read", CURE):
+        _, inside, files = next(walk(folder))
+    folders = sorted(name.rstrip("/") for name in inside if _is_shown(name))
     names = tuple(folders if class_names is None else class_names)
     if not folders:
-        images = sum(_is_image(name) for name in files)
+        images = sum(_is_image(name) for name in filter(_is_shown, files))
         raise DataError(
             f"{folder} should hold a folder of images for each class; found no folder and {images} images. Name the "
             "folder above the classes, or pass labels=None for images without labels."
@@ -55,7 +59,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             f"class_names={list(names)} was asked for, but {folder} also has {_few(left_out)}. Name all of its folders."
         )
     others: list[str] = []
-    by_class = [[*_images_in(os.path.join(folder, name), others, listed)] if name in folders else [] for name in names]
+    by_class = [[*_images_in(os.path.join(folder, name), others, walk)] if name in folders else [] for name in names]
     counts = [len(paths) for paths in by_class]
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if len(empty) == len(names):
@@ -76,31 +80,37 @@ def list_images(folder: str) -> Listing:
         DataError: no such folder, no images.
     """
     others: list[str] = []
-    paths = [*_images_in(folder, others, _lister(folder))]
+    paths = [*_images_in(folder, others, _walker(folder))]
     if not paths:
         raise _no_images(folder, others)
     _tell(folder, others)
     return Listing(paths)
 
 
-def _images_in(folder: str, others: list[str], listed: _Lister) -> Iterator[str]:
-    """Yield the images in a folder and in those within; what else is there is added to `others`."""
-    folders, files = listed(folder, others)
-    for name, path in files.items():
-        if _is_image(name):
-            yield path
-        else:
-            others.append(path)
-    for name in folders:
-        yield from _images_in(os.path.join(folder, name), others, listed)
+def _images_in(folder: str, others: list[str], walk: _Walk) -> Iterator[str]:
+    """Yield the images in a folder and in those within, sorted; what else is there is added to `others`.
+
+    Hidden files are passed over, and so are links to folders, which may lead around in a circle.
+    """
+    with file_errors(f"{folder} cannot be read", CURE):
+        for parent, folders, files in walk(folder):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            folders[:] = sorted(name.rstrip("/") for name in folders if _is_shown(name) and name not in links)
+            for name in sorted(filter(_is_shown, [*files, *links])):
+                path = os.path.join(parent, name)
+                path.encode()  # see `path_of`
+                if _is_image(name) and name not in links and not is_special(path):
+                    yield files[name] if isinstance(files, dict) else path
+                else:
+                    others.append(path)
 
 
-def _lister(folder: str) -> _Lister:
-    """Return a function that lists a folder or one within."""
+def _walker(folder: str) -> _Walk:
+    """Return what walks in a folder, or one within, as `os.walk` does."""
     if not is_remote(folder):
         if not tf.io.gfile.isdir(folder):
             raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
-        return _listed
+        return tf.io.gfile.walk if "://" in folder else functools.partial(os.walk, onerror=_raise)
     if not (files := within(folder)):
         raise DataError(f"image_folder needs a folder, or a list of files; there is nothing at {folder}.")
     # one listing of all, where each folder would cost a request
@@ -112,35 +122,21 @@ def _lister(folder: str) -> _Lister:
             parent, name = posixpath.split(parent)
             held[parent][0].add(name)
 
-    def listed(one: str, links: list[str] | None) -> tuple[list[str], dict[str, str]]:
-        folders, files = held[one.rstrip("/")]
-        shown = [name for name in sorted(files) if not name.startswith(".")]
-        return sorted(name for name in folders if not name.startswith(".")), {name: files[name] for name in shown}
+    def walk(parent: str) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+        inside, own = held[parent.rstrip("/")]
+        yield parent, (folders := [*inside]), own
+        for name in folders:
+            yield from walk(os.path.join(parent, name))
 
-    return listed
+    return walk
 
 
-def _listed(folder: str, links: list[str] | None) -> tuple[list[str], dict[str, str]]:
-    """The names of the folders in a folder, and the files by name with their paths, sorted, without hidden ones.
+def _raise(error: OSError) -> None:
+    raise error
 
-    A link to a folder is one too, or with `links` is added to them: links may lead around in a circle.
-    """
-    with file_errors(f"{folder} cannot be read", CURE):
-        if "://" in folder:
-            _, folders, files = next(tf.io.gfile.walk(folder))
-            names = {name.rstrip("/"): True for name in folders} | dict.fromkeys(files, False)
-        else:
-            with os.scandir(folder) as entries:
-                names = {}
-                for entry in entries:
-                    if links is not None and ((entry.is_symlink() and entry.is_dir()) or is_special(entry.path)):
-                        links.append(entry.path)
-                    else:
-                        names[entry.name] = entry.is_dir()
-        "".join(names).encode()  # see `path_of`
-    shown = sorted(name for name in names if not name.startswith("."))
-    files_shown = {name: os.path.join(folder, name) for name in shown if not names[name]}
-    return [name for name in shown if names[name]], files_shown
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _is_image(name: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.distribution import uncopied
-from mirrorkit.data.nests import kind, pick
+from mirrorkit.data.nests import pick
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
@@ -130,7 +130,7 @@ class Batches(OfSplit):
         self._set(_split=split)
         inputs, labels = split.inputs, split.labels
         are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
-        self._settle(len(split), getattr(inputs, "shape", kind(inputs)), has_classes=are_classes, labels=labels)
+        self._settle(len(split), getattr(inputs, "shape", None), has_classes=are_classes, labels=labels)
 
     @functools.cached_property
     def host_tensors(self) -> Any:
@@ -142,23 +142,23 @@ class Batches(OfSplit):
             return whole
         with tf.init_scope(), tf.device("CPU:0"):
             pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
-            mapped = list(pieces.map(self._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            mapped = list(pieces.map(super()._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
+
+    def _mapped(self, *element: Any) -> tuple[Any, ...]:
+        return element if self.cache else super()._mapped(*element)
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
         places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
+        if self.cache:
+            element = element.map(super()._mapped)
 
         def batch(*rows: Any) -> Any:
-            mapped = rows if self._maps_batches else self._mapped(*rows)
-            return self.finish(mapped, epoch=0, step=tf.constant(0, tf.int64))
+            return self.finish(rows, epoch=0, step=tf.constant(0, tf.int64))
 
         return self._made(element, batch)
-
-    @property
-    def _maps_batches(self) -> bool:
-        return not self.cache
 
 
 def _require_memory(split: Split) -> None:

@@ -89,13 +89,12 @@ class Column:
             raise RecipeError(f"fill={value!r} was asked for, but the column {self.name!r} holds lists. Leave it out.")
         try:
             scalar = base.scalar(value, self.arrow_type)
-            if not types.is_floating(self.arrow_type) and scalar.as_py() != value:  # half of an integer, say
-                scalar = None
-            if types.is_floating(self.arrow_type) and np.isinf(scalar.as_py()) and not np.isinf(value):
-                scalar = None
+            kept = scalar.as_py()  # of half an integer less, of a number that is too large infinity
+            is_near = types.is_floating(self.arrow_type) and np.isinf(kept) == np.isinf(value)
+            fits = (is_near or kept == value) and isinstance(value, bool) == types.is_boolean(self.arrow_type)
         except (base.ArrowException, TypeError, ValueError, OverflowError):
-            scalar = None
-        if scalar is None or isinstance(value, bool) != types.is_boolean(self.arrow_type):
+            fits = False
+        if not fits:
             raise RecipeError(
                 f"fill={value!r} was asked for, which the column {self.name!r} of type {self.arrow_type} cannot hold. "
                 "Give each column a value of its own: fill={'column': value}."

@@ -12,21 +12,18 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
-from mirrorkit.data import remote_files
-from mirrorkit.data.disk import paths_of, require_regular
-from mirrorkit.data.in_blocks import InBlocks
+from mirrorkit.data.found_files import found
 from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
-from mirrorkit.data.record_files import matching
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, in_parallel
+from mirrorkit.data.reading import OfReader
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
 from mirrorkit.errors import DataError, MirrorkitError, RecipeError
-from mirrorkit.object_storage import is_address
 
 Names = str | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet(InBlocks):
+class Parquet(OfReader):
     """A recipe like `batches`, for the rows of Parquet files; memory does not grow with the table.
 
     `mk.data.parquet` is this class; it reads with pyarrow. Its arguments are the recipe's attributes.
@@ -85,8 +82,7 @@ class Parquet(InBlocks):
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
-        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
-        files = _found(self.files)
+        files = found("parquet", self.files, ".parquet")
         footers = in_parallel(_footer, files)
         schemas = [footer.schema.to_arrow_schema() for footer in footers]
         self._set(files=files, **self._chosen(schemas[0].names))
@@ -96,28 +92,17 @@ class Parquet(InBlocks):
         for column in columns:
             if column.fill is None:
                 _require_values(files, footers, column.name)
-        groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
-        counts = tuple(footers[file].row_group(group).num_rows for file, group in groups)
-        self._set(_reader=Table(files, footers, columns, tuple(groups), counts, _row_bytes(footers, names)))
+        self._set(_reader=Table(files, footers, columns))
         by_name = {column.name: column for column in columns}
-        shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else "a dict"
+        shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
-        self._settle(sum(counts), shape, has_classes=are_classes and self.num_classes is not None)
-        self._require_by_number()
-
-    @property
-    def layout(self) -> object:
-        """See `PreparedRecipe`."""
-        return self._reader.blocks if self.shuffle else None
+        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes and self.num_classes is not None)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         footer = zlib.crc32(repr(self._reader.footers[0].to_dict()).encode())
         return f"{super().identity(epoch, start)} {self._reader.columns} {footer}"
-
-    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        return tuple(tf.TensorSpec([length, *column.shape], column.dtype) for column in self._reader.columns)
 
     def _element(self, *columns: tf.Tensor) -> tuple[Any, ...]:
         """Put columns where the model takes them."""
@@ -175,29 +160,6 @@ def _several(part: Names) -> Sequence[str]:
     return [part] if isinstance(part, str) else part
 
 
-def _found(files: Any) -> tuple[str, ...]:
-    """The paths of the files that were meant, sorted but for a list."""
-    several = not isinstance(files, (str, os.PathLike))
-    found = tuple(paths_of("parquet", files))
-    if not found:
-        raise DataError("parquet was given an empty list of files.")
-    if any(map(is_address, found)):  # TensorFlow, which reads some addresses itself, has no part in this
-        at_addresses = described(found) if several else remote_files.matching(found[0])
-        at_addresses = at_addresses or remote_files.matching(f"{found[0].rstrip('/')}/*.parquet")
-        if not at_addresses:
-            raise DataError(f"{found[0]}: no Parquet file of that name or pattern.")
-        return tuple(at_addresses)
-    if not several:
-        (given,) = found
-        found = tuple(matching(os.path.join(given, "*.parquet") if os.path.isdir(given) else given))
-        if not found:
-            inside = [entry.name for entry in os.scandir(given) if entry.is_dir()] if os.path.isdir(given) else []
-            more = f" but the folder {inside[0]}; name its files by a pattern, '{given}/*/*.parquet'" if inside else ""
-            raise DataError(f"{given}: no Parquet file of that name or pattern{more}.")
-    require_regular(found)
-    return found
-
-
 def _footer(file: str) -> Any:
     """What pyarrow says of a file without reading its rows."""
     module, errors = pyarrow("pyarrow.parquet"), pyarrow().ArrowException
@@ -207,16 +169,6 @@ def _footer(file: str) -> Any:
         raise
     except (OSError, errors) as error:
         raise damaged(file, error) from error
-
-
-def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
-    """About how many bytes a row has in these columns, before compression."""
-    total = 0
-    for footer in footers:
-        for place in places_of(footer, names):
-            chunks = (footer.row_group(group).column(place) for group in range(footer.num_row_groups))
-            total += sum(chunk.total_uncompressed_size for chunk in chunks)
-    return -(-total // max(1, sum(footer.num_rows for footer in footers)))
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:

@@ -6,14 +6,13 @@ read in small pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
+import tensorflow as tf
 
-from mirrorkit.data.in_blocks import Arrays, BlockReading, Read
-from mirrorkit.data.parquet_columns import Column, pyarrow
+from mirrorkit.data.parquet_columns import Column, places_of, pyarrow
+from mirrorkit.data.reading import Arrays, Reader
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader
 from mirrorkit.errors import DataError, MirrorkitError
 
@@ -22,45 +21,51 @@ _PIECE = 8 << 20  # bytes that are read of one at a time
 _BUFFER = 64 << 10  # bytes of a column that are read of a file at a time
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Where rows lie.
+class Table(Reader):
+    """Reads rows of files.
 
-    Attributes:
-        files: the paths.
+    Args:
+        files: their paths.
         footers: of each file, what pyarrow calls its metadata.
         columns: those that are read.
-        groups: of each row group in the order of the files, the file and the number in it.
-        blocks: the number of rows of each.
+
+    Attributes:
+        groups: of each row group in the order of the files, the file and the number in it. Row groups are its blocks.
         row_bytes: about how many bytes a row has.
     """
 
-    files: tuple[str, ...]
-    footers: tuple[Any, ...]
-    columns: tuple[Column, ...]
-    groups: tuple[tuple[int, int], ...]
-    blocks: tuple[int, ...]
-    row_bytes: int
-
+    blocks: Sequence[int]
     by_number = False
 
-    @property
-    def most(self) -> int:
-        """How many row groups may be read at the same time, so that memory holds them."""
-        return max(1, _OPEN // max(1, self.row_bytes * max(self.blocks)))
+    def __init__(self, files: Sequence[str], footers: Sequence[Any], columns: Sequence[Column]) -> None:
+        self.files, self.footers, self.columns = files, footers, columns
+        self.groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
+        self.blocks = tuple(footers[file].row_group(group).num_rows for file, group in self.groups)
+        self.row_bytes = _row_bytes(footers, [column.name for column in columns])
+        self.most = max(1, _OPEN // max(1, self.row_bytes * max(self.blocks, default=0)))
 
-    def numbers(self, places: np.ndarray) -> np.ndarray:
-        """See `in_blocks.Reader`; rows come in the order of the files."""
-        return places
+    def specs(self, rows: int | None) -> Any:
+        """See `Reader`."""
+        return tuple(tf.TensorSpec([rows, *column.shape], column.dtype) for column in self.columns)
 
-    def opened(self) -> Read:
-        """See `in_blocks.Reader`."""
-        return BlockReading(self.blocks, lambda group, first: (0, self._rows(group)))
+    def read_block(self, block: int, first: int) -> tuple[int, Iterator[Arrays]]:
+        """See `Reader`."""
+        return 0, self._rows(block)
 
     def _rows(self, group: int) -> Iterator[Arrays]:
         path = self.files[self.groups[group][0]]
         for rows in _opened(self, group):
             yield tuple(column.values(rows.column(column.name), path) for column in self.columns)
+
+
+def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
+    """About how many bytes a row has in these columns, before compression."""
+    total = 0
+    for footer in footers:
+        for place in places_of(footer, names):
+            chunks = (footer.row_group(group).column(place) for group in range(footer.num_row_groups))
+            total += sum(chunk.total_uncompressed_size for chunk in chunks)
+    return -(-total // max(1, sum(footer.num_rows for footer in footers)))
 
 
 def _opened(table: Table, group: int) -> Iterator[Any]:

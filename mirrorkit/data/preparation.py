@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from typing_extensions import Self
 
 from mirrorkit.arguments import require_kinds, whole_number
 from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
-from mirrorkit.data.generated import from_generator
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.order import order_of
@@ -31,7 +30,6 @@ from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
 
 MapFunction = Callable[..., Any]
-RowRanges = tuple[tuple[int, int], tuple[int, int]]  # those to gather of a whole batch, and of the last, smaller one
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,8 +37,8 @@ class PreparedRecipe(Recipe):
     """The arguments that all these recipes share, documented at `Batches`, and what they do.
 
     Equality is identity: compiled functions are kept by the recipe that they were compiled for. A subclass calls
-    `_settle` in its `__post_init__`, and has `num_classes`, `_first_examples`, and either `_arrays` and `_specs` or a
-    `_dataset` of its own.
+    `_settle` in its `__post_init__`, and has `num_classes`, `_first_examples` and `_dataset`: for a set in memory
+    `OfSplit` has them, for what a reader reads `OfReader`.
     """
 
     reads_own_rows = True
@@ -128,9 +126,7 @@ class PreparedRecipe(Recipe):
 
     def as_written(self) -> Self:
         """Return the same recipe unshuffled: its examples come in the order in which they lie in memory or on disk."""
-        other = copy.copy(self)
-        other._set(shuffle=False)
-        return other
+        return self._with(shuffle=False)
 
     def finish(self, element: tuple[Any, ...], *, epoch: Any, step: tf.Tensor, rows: RowsToMake | None = None) -> Any:
         """Run `map`, `augment` and one-hot encoding on gathered examples: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
@@ -138,7 +134,7 @@ class PreparedRecipe(Recipe):
         They are those of the whole batch with the number `step`, or with `rows` (see `rows_to_make`) those that must be
         made, of which the wanted ones are returned: the same, bit for bit, as in the whole batch.
         """
-        x, *others = self._mapped(*element) if self._maps_batches else element
+        x, *others = self._mapped(*element)
         if self.augment:
             parts = tf.nest.flatten(x)
             place = _place_of_images(x) if tf.nest.is_nested(x) else 0
@@ -198,48 +194,9 @@ class PreparedRecipe(Recipe):
         """Return which rows of a batch of `size` examples must be gathered to get those from `first` to `end`."""
         return rows_to_make(self.augment or (), first, end, size)
 
-    @property
-    def _maps_batches(self) -> bool:
-        return True
-
+    @abc.abstractmethod
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        """Return what `dataset` returns, after its checks: here the batches of what `_read` yields for each."""
-        both = self._rows_of_both(context)
-        usual, last = both
-        length = None if last.size else usual.made_end - usual.made_first
-        read = functools.partial(self._read, (usual.made, last.made), epoch, start)
-        gathered = from_generator(read, self._specs(length), self.steps_per_epoch - start)
-
-        def batch(step: tf.Tensor, gathered: tuple[Any, ...]) -> Any:
-            rows = None if context is None else self.rows_of(step, context)
-            return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
-
-        return self._made(self._decoded(gathered, both, start).enumerate(start), batch)
-
-    def _read(self, rows: RowRanges, epoch: int, start: int) -> Iterator[Any]:
-        """Yield what is read for these rows of each batch of `epoch` from `start` on."""
-        windows = self._windows(epoch, start)
-        yield from self._arrays(
-            numbers[:, slice(*rows[numbers.shape[1] < self.global_batch_size])] for numbers in windows
-        )
-
-    def _windows(self, epoch: int, start: int) -> Iterator[np.ndarray]:
-        """Yield the numbers of the examples in each batch, [batches, rows]: of several if they are read together."""
-        order, size = self.order(epoch), self.global_batch_size
-        for step in range(start, self.steps_per_epoch):
-            yield order[np.newaxis, step * size : (step + 1) * size]
-
-    def _arrays(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
-        """Yield what is read for each batch, given the numbers of its examples."""
-        raise NotImplementedError
-
-    def _specs(self, length: int | None) -> Any:
-        """Return the specs of what is read for a batch with so many rows."""
-        raise NotImplementedError
-
-    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
-        """Decode what was read, where that is not done by the batch."""
-        return read
+        """Return what `dataset` returns, after its checks."""
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         """Return `(x,)`, `(x, y)` or `(x, y, sample_weight)` of what was read for a batch."""
@@ -255,15 +212,15 @@ class PreparedRecipe(Recipe):
     def _settle(
         self,
         num_examples: int,
-        inputs: Sequence[int | None] | str | None,
+        shape: Sequence[int | None] | None,
         *,
         has_classes: bool,
         labels: Any = None,
     ) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown; in place of that of several inputs stands what holds them.
-        The labels are None where they are not in memory. A batch is no larger than an epoch.
+        The shape of the inputs is None where it is unknown, or there are several. The labels are None where they are
+        not in memory. A batch is no larger than an epoch.
         """
         kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
         require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
@@ -282,7 +239,7 @@ class PreparedRecipe(Recipe):
                 f"global_batch_size={size} and drop_remainder=True were asked for, but an epoch has {count} examples: "
                 f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
             )
-        _check_augment(self.augment, inputs if self.map is None else None)
+        _check_augment(self.augment, shape if self.map is None else None)
         self._set(
             _num_examples=count,
             global_batch_size=min(size, count),
@@ -313,17 +270,23 @@ class PreparedRecipe(Recipe):
     def _set(self, **values: Any) -> None:
         vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
 
+    def _with(self, **values: Any) -> Self:
+        """Return a copy with other values of attributes; `dataclasses.replace` would look at the data again."""
+        other = copy.copy(self)
+        other._set(**values)
+        return other
 
-def _check_augment(augment: Sequence[Augmentation] | None, inputs: Sequence[int | None] | str | None) -> None:
+
+def _check_augment(augment: Sequence[Augmentation] | None, shape: Sequence[int | None] | None) -> None:
     if augment is None:
         return
     if callable(augment) or not all(callable(one) for one in augment):
         raise RecipeError(
             f"augment must be a list of augmentations, such as [mk.data.augment.flip()]; found {augment!r}."
         )
-    if augment and inputs is not None and not isinstance(inputs, str) and len(inputs) != 4:
+    if augment and shape is not None and len(shape) != 4:
         raise RecipeError(
-            f"augment works on images [N, H, W, C]; found shape {list(inputs)}. Use map= for anything else."
+            f"augment works on images [N, H, W, C]; found shape {list(shape)}. Use map= for anything else."
         )
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mirrorkit.arguments import whole_number
-from mirrorkit.data.example_form import ExampleForm
-from mirrorkit.data.indexable import number_of
-from mirrorkit.data.preparation import PreparedRecipe
+from mirrorkit.data.item_reader import ItemReader
+from mirrorkit.data.reading import OfReader
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.fetching import Fetcher, Processes, empty, fetched
 
 _THREADS = 16
 _MOST = 1024  # threads or processes
@@ -23,7 +18,7 @@ _LOOKED_AT = 4  # items that are fetched twice, to see that they are the same
 
 
 @dataclass(frozen=True, eq=False)
-class RandomAccess(PreparedRecipe):
+class RandomAccess(OfReader):
     """A recipe like `batches`, for any object that returns examples by index; each worker fetches its own.
 
     `mk.data.source` is this class.
@@ -71,9 +66,7 @@ class RandomAccess(PreparedRecipe):
     num_classes: int | None = field(default=None, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
     processes: int | None = field(default=None, kw_only=True)
-    _fetcher: Fetcher = field(init=False, repr=False)
-    _source: Fetcher | Processes = field(init=False, repr=False)
-    _form: ExampleForm = field(init=False, repr=False)
+    _reader: ItemReader = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Look at the first items, and check the arguments."""
@@ -85,57 +78,25 @@ class RandomAccess(PreparedRecipe):
                 f"threads={self.threads} and processes={self.processes} were both asked for. Each process fetches one "
                 "example at a time; leave out threads."
             )
-        number = number_of(self.items)
-        source = Processes(self.items, self.processes) if self.processes else Fetcher(self.items)
-        form = ExampleForm(source.form, self.num_classes)
-        self._set(_source=source, _fetcher=source if isinstance(source, Fetcher) else source.here, _form=form)
-        labelled = form.has_classes or (form.unlabelled and self.map is not None)
-        self._settle(number, form.shape_of_inputs, has_classes=self.num_classes is not None and labelled)
+        reader = ItemReader(self.items, self.num_classes, self.threads or _THREADS, self.processes)
+        self._set(_reader=reader)
+        labelled = reader.has_classes or (reader.unlabelled and self.map is not None)
+        self._settle(reader.number, reader.shape, has_classes=self.num_classes is not None and labelled)
         self._require_same_items()
-
-    def _check_number(self) -> None:
-        if (now := number_of(self.items)) != self._size:
-            raise DataError(
-                f"{type(self.items).__name__} held {self._size} examples when the recipe was made, and holds "
-                f"{now} now. Make a new recipe of it."
-            )
-
-    def _arrays(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
-        numbers = list(itertools.chain.from_iterable(windows))  # of each batch
-        threads = self.processes or self.threads or _THREADS
-        for own, leaves in zip(numbers, fetched(self._source, numbers, threads=threads), strict=True):
-            yield self._form.element(leaves, own)
-
-    def _specs(self, length: int | None) -> Any:
-        return self._form.spec(length)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         numbers = self.order(epoch)[start * self.global_batch_size :][:_LOOKED_AT]
-        return f"{super().identity(epoch, start)} {self._form} {self._print_of(numbers)}"
+        return f"{super().identity(epoch, start)} {self._reader.print_of(numbers)}"
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
-        numbers = np.arange(min(number, self._size))
-        return self._form.element(self._fetch(numbers), numbers)
-
-    def _fetch(self, numbers: np.ndarray) -> list[np.ndarray]:
-        out = empty(self._fetcher.form, len(numbers))
-        rows = np.argsort(numbers)
-        self._fetcher.fill(numbers[rows], rows, out)
-        return out
-
-    def _print_of(self, numbers: np.ndarray) -> int:
-        found = 0
-        for array in self._fetch(numbers) if len(numbers) else ():
-            content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-            found = zlib.crc32(content, found)
-        return found
+        return self._reader.read(np.arange(min(number, self._size)))
 
     def _require_same_items(self) -> None:
         """Refuse items that are drawn: a resumed run, or another worker, would get others."""
         for number in range(min(_LOOKED_AT, self._size)):
             one = np.array([number])
-            if self._print_of(one) != self._print_of(one):
+            if self._reader.print_of(one) != self._reader.print_of(one):
                 raise DataError(
                     f"Item {number} of {type(self.items).__name__} is different each time it is fetched. A resumed run "
                     "would train on other examples. Leave random changes to augment= (your own function is (images, "

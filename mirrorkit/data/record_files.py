@@ -7,7 +7,6 @@ without it there is no set. An index holds the number of examples and bytes and 
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import json
 import os
@@ -24,7 +23,8 @@ import tensorflow as tf
 
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import CURE, crc32, file_errors, path_of, require_regular
+from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
+from mirrorkit.data.found_files import listed, matching
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import as_int64, kind
 from mirrorkit.data.splits import Split
@@ -111,7 +111,7 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     """Find the one set that a folder or a pattern means: `(index, [])`, or `(None, files)` of a set from elsewhere."""
     given = path_of("records", source)
     whole_folder = bool(remote_files.listed(given)) if remote_files.is_remote(given) else tf.io.gfile.isdir(given)
-    names = _listed(given, "*") if whole_folder else matching(given)
+    names = listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
         require_regular(indices)
@@ -136,25 +136,6 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
             raise DataError(f"{given}: {prefix} should have {int(total)} files; number {missing[0]} is missing.")
     require_regular(files)
     return None, files
-
-
-def matching(pattern: str) -> list[str]:
-    """Return the files of this name or pattern, whose folder may have brackets or stars in its own name."""
-    is_remote = remote_files.is_remote(pattern)
-    if not is_remote and tf.io.gfile.exists(pattern):
-        return [pattern]
-    folder, name = os.path.split(pattern)
-    if re.search(r"[*?\[\\]", folder) and (_listed(folder, name) if is_remote else tf.io.gfile.isdir(folder)):
-        return _listed(folder, name)
-    with file_errors(f"The files of {pattern!r} cannot be listed", CURE):
-        return [*remote_files.matching(pattern)] if is_remote else sorted(tf.io.gfile.glob(pattern))
-
-
-def _listed(folder: str, pattern: str) -> list[str]:
-    if remote_files.is_remote(folder):
-        return [file for file in remote_files.listed(folder) if fnmatch.fnmatchcase(os.path.basename(file), pattern)]
-    names = (name for name in tf.io.gfile.listdir(folder) if fnmatch.fnmatchcase(name, pattern))
-    return sorted(os.path.join(folder, name) for name in names)
 
 
 def flatten(element: tuple[Any, ...]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import contextlib
 import gzip
 import io
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, local, opened
 from mirrorkit.errors import DataError, FileError
 
 BUFFER = 256 << 10  # bytes read at a time, as tf.data.TFRecordDataset does
-_LENGTH = struct.Struct("<Q")
+_HEADER = 8  # bytes that hold a length
 _FRAME = 16  # bytes of a record around its data
 _UNPACKED = 1032  # bytes at most that gzip packs into one
 _BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -69,24 +68,8 @@ def first_record(file: str, compression: str) -> bytes | None:
 
 
 def first_length(file: str, compression: str) -> int | None:
-    """The bytes of a file's first record, by its header; None where there is none.
-
-    Raises:
-        DataError: more than the file can hold.
-        FileError: a file that cannot be read.
-    """
-    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
-        try:
-            header = (gzip.GzipFile(fileobj=content) if compression else content).read(_LENGTH.size)
-        except _BAD_GZIP:
-            return None
-        most = content.size() * (_UNPACKED if compression else 1)
-    if len(header) < _LENGTH.size:
-        return None
-    length = int(_LENGTH.unpack(header)[0]) + _FRAME
-    if length > most:
-        raise _damaged(file, 0, f"the first one would have {length} bytes, the file holds {most} at most")
-    return length
+    """The bytes of a file's first record, by its header; None where there is none. See `lengths_of`."""
+    return next(lengths_of(file, compression, _HEADER), None)
 
 
 def unpacked_size(file: str) -> int:
@@ -112,39 +95,42 @@ def read_errors(file: str, count: int) -> Iterator[None]:
         raise DataError(f"{file} is cut short or damaged, at example {count} or later: {reason(error)}.") from error
 
 
-def lengths_of(file: str, compression: str) -> Iterator[int]:
+def lengths_of(file: str, compression: str, piece: int = PIECE) -> Iterator[int]:
     """The bytes of each record of a file; of an uncompressed one only the headers are looked at.
+
+    A file at an address is read in pieces of so many bytes.
 
     Raises:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
     count = 0
-    with file_errors(f"{file} cannot be read", CURE), _stream(file) as stream:
-        left = size_of(file)
+    with file_errors(f"{file} cannot be read", CURE), _stream(file, piece) as stream:
+        left = size_of(file) * (_UNPACKED if compression else 1)
         content = gzip.GzipFile(fileobj=stream) if compression else stream
         try:
-            while header := content.read(_LENGTH.size):
-                length = int(_LENGTH.unpack(header)[0]) + _FRAME if len(header) == _LENGTH.size else _FRAME
-                missing = length - len(header)
-                if compression:
-                    while missing and (part := content.read(min(missing, BUFFER))):
-                        missing -= len(part)
-                elif length <= left:
-                    content.seek(missing, os.SEEK_CUR)
-                    left, missing = left - length, 0
-                if missing:
-                    raise _damaged(file, count, f"{missing} of the {length} bytes of the next one are missing")
-                count += 1
+            while header := content.read(_HEADER):
+                length = int.from_bytes(header, "little") + _FRAME
+                if len(header) < _HEADER or length > left:
+                    raise _damaged(file, count, f"the next one would have {length} bytes, more than are there")
                 yield length
+                left, rest = left - length, length - len(header)
+                if not compression:
+                    content.seek(rest, os.SEEK_CUR)
+                    rest = 0
+                while rest and (part := content.read(min(rest, BUFFER))):
+                    rest -= len(part)
+                if rest:
+                    raise _damaged(file, count, f"{rest} of the {length} bytes of the next one are missing")
+                count += 1
         except _BAD_GZIP as error:
             raise _damaged(file, count, str(error)) from error
 
 
-def _stream(file: str) -> Any:
+def _stream(file: str, piece: int) -> Any:
     """Open a file to read many small parts of it."""
     if isinstance(file, RemoteFile):
-        return io.BufferedReader(opened(file), PIECE)
+        return io.BufferedReader(opened(file), piece)
     return open(file, "rb", 0) if is_local(file) else opened(file)
 
 

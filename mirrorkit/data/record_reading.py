@@ -1,21 +1,27 @@
-"""Serialized examples of TFRecord files. TensorFlow reads them, and compares checksums."""
+"""The examples of TFRecord files: how many, where each begins, and what they hold, serialized.
+
+TensorFlow reads them, and compares checksums.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.in_blocks import Arrays, BlockReading, Read, by_block
-from mirrorkit.data.record_index import RecordIndex
-from mirrorkit.data.record_lengths import read_errors
-from mirrorkit.data.remote_files import RemoteFile, copied
+from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.reading import Arrays, Reader, by_block
+from mirrorkit.data.record_lengths import BUFFER, first_length, is_local, lengths_of, read_errors, unpacked_size
+from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, in_parallel, size_of
 from mirrorkit.errors import DataError
+
+_log = logging.getLogger("mirrorkit")
 
 _BLOCKS = 256  # into which the files are divided, if examples in them can be found
 _NEAR = 32  # examples: what lies between two that are nearer to each other is read too
@@ -23,25 +29,144 @@ _AS_IT_IS = tf.data.Options()  # TensorFlow 2.21 cannot rewrite a dataset with o
 _AS_IT_IS.experimental_optimization.apply_default_optimizations = False
 _AS_IT_IS.autotune.enabled = False
 
+Span = tuple[int, int, int]  # consecutive examples: their file, the number of the first one in it, and how many
 
-class RecordReader(RecordIndex):
-    """Reads the examples of a set of files, numbered file after file; see `in_blocks.Reader`."""
 
-    most = 64
+class _File:
+    """One file. What must be read to find something out is read when it is asked for, and once."""
 
-    @property
-    def by_number(self) -> bool:
-        """See `in_blocks.Reader`."""
-        return not self.reads_through
+    def __init__(self, path: str, compression: str) -> None:
+        self.path, self.compression = path, compression
 
     @functools.cached_property
-    def blocks(self) -> list[int]:
+    def size(self) -> int:
+        """How many bytes it has."""
+        with file_errors(f"{self.path} cannot be read", CURE):
+            return size_of(self.path)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """Where its examples begin, and the last one ends; in what a compressed file becomes."""
+        lengths = np.fromiter(lengths_of(self.path, self.compression), np.int64)
+        return np.insert(np.cumsum(lengths), 0, 0)
+
+    @property
+    def count(self) -> int:
+        """How many examples are found in it."""
+        return len(self.offsets) - 1
+
+    @functools.cached_property
+    def first_length(self) -> int | None:
+        """The bytes of its first example, by the header; None where there is none."""
+        return first_length(self.path, self.compression)
+
+    def is_even(self, count: int) -> bool:
+        """Whether it holds so many examples of one size, the first one's, as far as its size tells."""
+        if self.first_length is None:
+            return False
+        size = count * self.first_length
+        return (size - unpacked_size(self.path)) % 2**32 == 0 if self.compression else size == self.size
+
+
+class RecordReader(Reader):
+    """Reads the examples of a set of files, numbered file after file.
+
+    Args:
+        files: their paths.
+        compression: "" or "GZIP".
+        counts: the number of examples in each file, or in all together; None if it is unknown.
+        one_size: whether `write_records` wrote them: all examples of a file have the same number of bytes.
+    """
+
+    def __init__(
+        self, files: Sequence[str], compression: str, counts: Sequence[int] | int | None, one_size: bool = False
+    ) -> None:
+        self.files = tuple(files)
+        self.compression = compression
+        if isinstance(counts, int) and len(files) == 1:
+            counts = [counts]
+        self._told = tuple(counts) if isinstance(counts, Sequence) else counts
+        self.one_size = one_size
+        self._files = [_File(path, compression) for path in files]
+        # Where an example can be found only by reading what comes before it, it is not read by its number.
+        self.by_number = not compression and all(map(is_local, self.files))
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The number of examples in each file; counts them where nobody has said it."""
+        if isinstance(self._told, tuple):
+            return self._told
+        if not self.by_number:
+            _log.warning(
+                "Reading %d files through to count their examples; records(num_examples=[...]), with one number for "
+                "each file, spares it.",
+                len(self.files),
+            )
+        return self._counted()
+
+    def _counted(self) -> tuple[int, ...]:
+        each = map if self.by_number else in_parallel
+        found = tuple(each(lambda file: file.count, self._files))
+        if self._told not in (None, found, sum(found)):
+            asked = list(self._told) if isinstance(self._told, tuple) else self._told
+            raise DataError(
+                f"num_examples={asked} was asked for, but {self.files[0]} and the files beside it hold {sum(found)} "
+                f"examples: {', '.join(map(str, found))}. Correct it or leave it out."
+            )
+        return found
+
+    def require_unchanged(self) -> None:
+        """See `Reader`. What would have to be read through for it is believed: `num_examples` is there to spare that.
+
+        Examples of one size are compared when the set is found, by `require_counts`.
+        """
+        if self._told is not None and self.by_number and not self.one_size:
+            self._counted()
+
+    def require_counts(self) -> None:
+        """Compare the numbers that an index tells with the files, by their sizes.
+
+        Raises:
+            DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
+        """
+
+        def agrees(file: _File, count: int) -> bool:
+            return file.is_even(count) or file.count == count
+
+        agreeing = in_parallel(lambda both: agrees(*both), zip(self._files, self.counts, strict=True))
+        if not all(agreeing):
+            raise self._other_count(agreeing.index(False))
+
+    def place(self, file: int, first: int, count: int) -> tuple[int, int]:
+        """Return the byte at which to begin to read some examples of a file, and about how many bytes to read."""
+        if self.compression:  # where they lie among the compressed bytes is unknown
+            return 0, self._files[file].size
+        one, of_set = self._files[file], self.counts[file]
+        if self.one_size and one.is_even(of_set):
+            size = one.size // of_set
+            return first * size, count * size
+        if one.count < of_set:
+            raise self._other_count(file)
+        begin, end = one.offsets[[first, first + count]].tolist()
+        return begin, end - begin
+
+    def _other_count(self, file: int) -> DataError:
+        return DataError(
+            f"{self.files[file]} should hold {self.counts[file]} examples, found {self._files[file].count}. Correct "
+            "num_examples, or write the file again: it does not belong to its index."
+        )
+
+    def specs(self, rows: int | None) -> tuple[tf.TensorSpec, ...]:
+        """See `Reader`."""
+        return (tf.TensorSpec([rows], tf.string),)
+
+    @functools.cached_property
+    def blocks(self) -> list[int]:  # type: ignore[override]
         """The number of examples in each block: a part of a file, or a file if it is compressed."""
         return [size for _, _, size in self._spans]
 
     @functools.cached_property
-    def _spans(self) -> list[tuple[int, int, int]]:
-        """Of each block the file, the number of its first example in it, and how many it has."""
+    def _spans(self) -> list[Span]:
         each = max(1, sum(self.counts) // _BLOCKS)
         found = []
         for file, count in enumerate(self.counts):
@@ -56,23 +181,15 @@ class RecordReader(RecordIndex):
         return np.cumsum([0, *self.counts])[:-1]
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
-        """See `in_blocks.Reader`: `write_records` gives example i to file i modulo the number of files."""
+        """See `Reader`: `write_records` gives example i to file i modulo the number of files."""
         files, total = len(self.files), sum(self.counts)
         in_turn = tuple(len(range(file, total, files)) for file in range(files))
         if not self.one_size or self.counts != in_turn:
             return places
         return self._firsts[places % files] + places // files
 
-    def opened(self) -> Read:
-        """See `in_blocks.Reader`."""
-        return self._read if self.by_number else BlockReading(self.blocks, self._opened)
-
-    def _opened(self, block: int, first: int) -> tuple[int, Iterator[Arrays]]:
-        file, begin, size = self._spans[block]
-        return first, ((part,) for part in self._parts(file, begin + first, size - first))
-
-    def _read(self, numbers: np.ndarray) -> Arrays:
-        """Read examples of local, uncompressed files, in stretches of those that are near to each other."""
+    def read(self, numbers: np.ndarray) -> Arrays:
+        """See `Reader`: stretches of examples that are near to each other, at once."""
         stretches = []
         for file, of_file in by_block(self._firsts, numbers):
             far = np.flatnonzero(np.diff(of_file) > _NEAR) + 1
@@ -82,41 +199,58 @@ class RecordReader(RecordIndex):
         places = [stretch - stretch[0] + begin for (_, stretch), begin in zip(stretches, begins, strict=False)]
         return (self._of_spans(spans)[np.concatenate(places)],)
 
-    def _of_spans(self, spans: list[tuple[int, int, int]]) -> np.ndarray:
-        """Return the examples of some spans of local, uncompressed files: of each the file, the first, and how many."""
-        segments = [self.segment(*span) for span in spans]
-        numbers = np.array([(one.offset, one.size, one.buffer) for one in segments], np.int64)
+    def _of_spans(self, spans: list[Span]) -> np.ndarray:
+        """Return the examples of some spans of local, uncompressed files."""
+        places = [self.place(*span) for span in spans]
+        numbers = [
+            (offset, size, _buffer(length)) for (offset, length), (_, _, size) in zip(places, spans, strict=True)
+        ]
+        columns = np.array(numbers, np.int64).T
         with contextlib.suppress(tf.errors.OpError):
-            found = _examples([self.files[file] for file, _, _ in spans], *numbers.T).numpy()
-            if len(found) == numbers[:, 1].sum():
-                return found
+            examples = _examples([self.files[file] for file, _, _ in spans], *columns).numpy()
+            if len(examples) == columns[1].sum():
+                return examples
         # One file after the other, so that the error names it.
-        found = itertools.chain.from_iterable(self._parts(*span) for span in spans)
-        return np.concatenate(list(found))
+        return np.concatenate([part for span in spans for part in self._parts(*span)])
 
-    def _parts(self, file: int, first: int, size: int) -> Iterator[np.ndarray]:
-        """Yield examples of a file from the `first` on, several at a time."""
-        path, count = self.files[file], 0
-        for segment in self.segments(file, first, size):
-            offset = segment.offset
+    def read_block(self, block: int, first: int) -> tuple[int, Iterator[Arrays]]:
+        """See `Reader`."""
+        file, begin, size = self._spans[block]
+        return first, ((part,) for part in self._parts(file, begin + first, size - first))
+
+    def _parts(self, file: int, first: int, count: int) -> Iterator[np.ndarray]:
+        """Yield examples of a file from the `first` on, several at a time; of one at an address, in small pieces."""
+        path, end, size = self.files[file], first + count, max(1, self._files[file].size)
+        per_buffer, per_piece = (max(1, many * self.counts[file] // size) for many in (BUFFER, PIECE))
+        in_pieces = isinstance(path, RemoteFile) and not self.compression
+        while first < end:
+            wanted = min(per_piece, end - first) if in_pieces else end - first
+            offset, length = self.place(file, first, wanted)
+            skip = first if self.compression else 0
             where: contextlib.AbstractContextManager[str] = contextlib.nullcontext(path)
             if isinstance(path, RemoteFile):  # TensorFlow reads only files
-                offset, where = 0, copied(path, offset, offset + segment.length)
+                offset, where = 0, copied(path, offset, offset + length)
             with where as here:
-                examples = _examples_of(self.compression, here, offset, segment.buffer).skip(segment.skip)
-                parts = iter(examples.take(segment.size).batch(self.per_buffer(file)).with_options(_AS_IT_IS))
+                examples = _examples_of(self.compression, here, offset, _buffer(length)).skip(skip)
+                parts = iter(examples.take(wanted).batch(per_buffer).with_options(_AS_IT_IS))
                 while True:
-                    with read_errors(path, first + count):
+                    with read_errors(path, first):
                         part = next(parts, None)
                     if part is None:
                         break
-                    count += len(part)
+                    first, wanted = first + len(part), wanted - len(part)
                     yield part.numpy()
-        if count < size:
-            raise DataError(
-                f"{path} ends before example {first + count}: it holds fewer examples than when the recipe was made, "
-                "or than num_examples says. Make a new recipe, or correct num_examples."
-            )
+            if wanted:
+                raise DataError(
+                    f"{path} ends before example {first}: it holds fewer examples than when the recipe was made, or "
+                    "than num_examples says. Make a new recipe, or correct num_examples."
+                )
+
+
+def _buffer(length: int) -> int:
+    """How many bytes to read at a time: buffers tile the examples, so that what lies behind is not read."""
+    buffers = max(1, -(-length // BUFFER))
+    return max(1 << 10, -(-length // buffers))
 
 
 def _examples_of(compression: Any, path: Any, offset: Any, buffer: Any) -> tf.data.Dataset:
@@ -132,11 +266,11 @@ def _examples_of(compression: Any, path: Any, offset: Any, buffer: Any) -> tf.da
     autograph=False,
 )
 def _examples(*columns: tf.Tensor) -> tf.Tensor:
-    """Return the examples of segments: paths, offsets, how many to read, and sizes of buffers."""
+    """Return the examples of spans: paths, offsets, how many to read, and sizes of buffers."""
 
     @tf.autograph.experimental.do_not_convert
-    def of_segment(path: tf.Tensor, offset: tf.Tensor, size: tf.Tensor, buffer: tf.Tensor) -> Any:
+    def of_span(path: tf.Tensor, offset: tf.Tensor, size: tf.Tensor, buffer: tf.Tensor) -> Any:
         return _examples_of("", path, offset, buffer).take(size)
 
-    examples = tf.data.Dataset.from_tensor_slices(columns).flat_map(of_segment)
+    examples = tf.data.Dataset.from_tensor_slices(columns).flat_map(of_span)
     return examples.batch(tf.reduce_sum(columns[2])).get_single_element()

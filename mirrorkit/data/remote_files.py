@@ -152,17 +152,6 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     return content
 
 
-def content_of(address: str) -> bytes:
-    """Return what a file at an address holds now.
-
-    Raises:
-        DataError: there is no such file.
-        FileError: a store that denies it, or does not answer.
-    """
-    (file,) = described([address])
-    return read(file, 0, file.size)
-
-
 def require_unchanged(file: RemoteFile) -> None:
     """Ask the store whether a file is still the one that was found.
 

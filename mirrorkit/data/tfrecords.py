@@ -11,12 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.arguments import is_whole, whole_number
+from mirrorkit.arguments import is_whole
 from mirrorkit.data import record_files
-from mirrorkit.data.augment import RowsToMake
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
-from mirrorkit.data.in_blocks import InBlocks
 from mirrorkit.data.index_file import read_index, require_features
+from mirrorkit.data.reading import OfReader
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.data.remote_files import local, opened
@@ -31,7 +30,7 @@ Decode = Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(InBlocks):
+class Records(OfReader):
     """A recipe like `batches`, for examples in TFRecord files; memory does not grow with the set.
 
     `mk.data.records` is this class.
@@ -98,13 +97,13 @@ class Records(InBlocks):
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
     _reader: RecordReader = field(init=False, repr=False)
+    _decoding: Any = field(default=None, init=False, repr=False)  # `decode`, traced here, where AutoGraph is on
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
     few_lanes = "Write more files, or uncompressed ones."
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
-        self._set(shuffle_buffer=whole_number("shuffle_buffer", self.shuffle_buffer, RecipeError))
         index_path, files = record_files.find(self.source)
         if index_path is None:
             self._take_files(files, num_examples)
@@ -115,14 +114,11 @@ class Records(InBlocks):
                 f"{index_path} says how to decode its examples and how many there are: leave out decode and "
                 "num_examples."
             )
-        if self.features is None:
-            shape, labelled = None, True
-        else:
-            shape = [None, *self.features["x"]["shape"]] if "x" in self.features else "a dict"
-            labelled = self.features.get("y", {}).get("dtype") == "int64"
+        inputs, labels = ((self.features or {}).get(name) for name in ("x", "y"))
+        shape = inputs and [None, *inputs["shape"]]
+        labelled = self.features is None or (labels is not None and labels["dtype"] == "int64")
         self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
         self._set(num_examples=self._num_examples)
-        self._require_by_number()
 
     def _take_index(self, index: Mapping[str, Any]) -> None:
         self._set(
@@ -145,7 +141,7 @@ class Records(InBlocks):
         reader = RecordReader(files, compression, told)
         counts = (told,) if isinstance(told, int) else reader.counts
         self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_reader=reader)
+        self._set(_reader=reader, _decoding=tf.function(decode).get_concrete_function(tf.TensorSpec([], tf.string)))
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -172,35 +168,13 @@ class Records(InBlocks):
                 "another version of the set. Copy the whole set again, or write it again."
             )
 
-    def _check_number(self) -> None:
-        if self.features is None:
-            self._reader.require_counts()
-
-    def _specs(self, length: int | None) -> tuple[tf.TensorSpec, ...]:
-        return (tf.TensorSpec([length], tf.string),)
-
     def _element(self, *read: Any) -> tuple[Any, ...]:
-        if self.decode is not None:
-            return read
         (serialized,) = read
-        raw = _decode_raw(serialized, self.features or {})
-        return raw if isinstance(raw, tuple) else (raw,)
-
-    def _decoded(self, read: tf.data.Dataset, rows: tuple[RowsToMake, RowsToMake], start: int) -> tf.data.Dataset:
-        """Decode serialized examples one by one, in parallel, with the user's function or that of images."""
-        if self.decode is None:
-            return read
-        decode = self.decode
-
-        def decoded(serialized: tf.Tensor) -> tuple[Any, ...]:
-            found = decode(serialized)
-            return found if isinstance(found, tuple) else (found,)
-
-        examples = read.unbatch().map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        size, last = (one.made_end - one.made_first for one in rows)
-        batches = examples.batch(size, drop_remainder=not rows[1].size)
-        whole = self.num_examples // self.global_batch_size - start
-        return batches if last <= size else batches.rebatch([size] * max(0, whole) + [last])
+        if self._decoding is None:
+            return _decode_raw(serialized, self.features or {})
+        spec = tf.data.Dataset.from_tensors(b"").map(self._decoding).element_spec
+        made = tf.map_fn(self._decoding, serialized, fn_output_signature=spec)
+        return made if isinstance(made, tuple) else (made,)
 
     @property
     def layout(self) -> object:

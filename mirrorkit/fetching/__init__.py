@@ -11,5 +11,4 @@ from mirrorkit.fetching.forms import described as described
 from mirrorkit.fetching.forms import empty as empty
 from mirrorkit.fetching.forms import lists_arrays as lists_arrays
 from mirrorkit.fetching.forms import pack as pack
-from mirrorkit.fetching.remote import Remote as Remote
 from mirrorkit.fetching.served import Processes as Processes

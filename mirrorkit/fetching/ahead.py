@@ -11,10 +11,9 @@ import numpy as np
 
 from mirrorkit.fetching.fetcher import Fetcher
 from mirrorkit.fetching.forms import empty
-from mirrorkit.fetching.served import Processes
 
 
-def fetched(source: Fetcher | Processes, batches: Iterable[np.ndarray], *, threads: int) -> Iterator[list[np.ndarray]]:
+def fetched(source: Fetcher, batches: Iterable[np.ndarray], *, threads: int) -> Iterator[list[np.ndarray]]:
     """Yield the arrays of each batch, the leaves of the form, while the next batches are fetched.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.errors import DataError
-from mirrorkit.fetching.forms import Form, as_arrays, described, flat, form_of, mapped
+from mirrorkit.fetching.forms import Form, as_arrays, described, empty, flat, form_of, mapped
 
 _OWN = str(Path(__file__).parents[1])
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
@@ -64,6 +64,13 @@ class Fetcher:
                 return
             self._put(*next(items), out, row)
 
+    def arrays(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of these items, one for each leaf of the form."""
+        out = empty(self.form, len(numbers))
+        rows = np.argsort(numbers)
+        self.fill(numbers[rows], rows, out)
+        return out
+
     def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
         arrays = self._checked(number, item)
         if (found := form_of(arrays)) != self.form:
@@ -88,8 +95,7 @@ class Fetcher:
 
     def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         assert self._arrays is not None
-        is_new = np.append(True, numbers[1:] != numbers[:-1])  # of weighted draws some come several times
-        each = numbers[is_new]
+        each, places = np.unique(numbers, return_inverse=True)  # of weighted draws some come several times
         first, end = int(each[0]), int(each[-1]) + 1
         wanted = slice(first, end) if end - first == len(each) else each
         for array, leaf, form in zip(self._arrays, out, flat(self.form), strict=True):
@@ -99,7 +105,7 @@ class Fetcher:
                     f"{len(each)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
                     "dtype and shape must not change."
                 )
-            leaf[rows] = read if len(each) == len(numbers) else read[np.cumsum(is_new) - 1]
+            leaf[rows] = read if len(each) == len(numbers) else read[places]
 
     def _together(self, numbers: list[int], fetch: Callable[[], Any]) -> Any:
         """Fetch several items at once; where that fails, find out by which of them."""

@@ -1,54 +1,43 @@
-"""The other end of a `Remote`: `python -m mirrorkit.fetching.serve FD FOLDER` makes an object and calls it on request.
+"""Fetches items for another process: `python -m mirrorkit.fetching.serve FD FOLDER`.
 
-FD is a socket, over which requests and answers go as pickles. What the object prints goes to its log. FOLDER, for its
-temporary files, is removed with the process where the other end was killed, and cannot do it.
+FD is a socket. Over it come, as pickles, the object and the form of its items, then numbers of items; for each of these
+their arrays go back, or what is wrong with one of them. FOLDER, for temporary files, is removed with the process where
+the other end was killed, and cannot do it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pickle
 import shutil
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+
+from mirrorkit.errors import DataError
+from mirrorkit.fetching.fetcher import Fetcher
 
 
 def main() -> None:
     """Serve until the process at the other end has ended."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.set_inheritable(int(sys.argv[1]), False)
-    connection = Connection(int(sys.argv[1]))
-    try:
-        target, arguments = connection.recv()
-        module, _, name = target.partition(":")
-        subject: Any = importlib.import_module(module)
-        if name:
-            subject = getattr(subject, name)(**arguments)
-        for method, arguments in _requests(connection):
-            connection.send((getattr(subject, method)(**arguments), None))
-    except Exception as error:
-        traceback.print_exc()
-        sys.stdout.flush()
-        text = str(error).strip().partition("\n")[0]
-        try:
-            connection.send((None, f"{type(error).__name__}: {text[:300]}"))
-        except OSError:  # nobody is left at the other end, which may be what was raised: an answer could not be sent
-            _end()
-        sys.exit(1)
-    _end()
-
-
-def _requests(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    with contextlib.suppress(EOFError, ConnectionResetError):
+    connection, fetcher = Connection(int(sys.argv[1])), None
+    with contextlib.suppress(EOFError, OSError):  # nobody is left at the other end
+        pickled, form = connection.recv()
         while True:
-            yield connection.recv()
+            numbers = connection.recv()
+            try:
+                fetcher = fetcher or Fetcher(pickle.loads(pickled), form)
+                connection.send(fetcher.arrays(numbers))
+            except DataError as error:
+                connection.send(error.with_traceback(None))
+            except Exception as error:
+                connection.send(DataError(f"A process cannot fetch items: {type(error).__name__}: {error}"))
+    _end()
 
 
 def _end_with_parent(parent: int) -> None:
@@ -60,7 +49,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _end() -> None:
     shutil.rmtree(sys.argv[2], ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # a group of its own: see Remote
+    os.killpg(0, signal.SIGKILL)  # a group of its own: see `Processes`
 
 
 if __name__ == "__main__":

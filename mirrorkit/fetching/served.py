@@ -3,58 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import numpy as np
 
-from mirrorkit.errors import DataError, MirrorkitError, RecipeError
+from mirrorkit import subprocesses
+from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.fetcher import Fetcher, Fill
-from mirrorkit.fetching.forms import Form, empty
-from mirrorkit.fetching.remote import Remote
 
 _CURE = (
     "Define its class in a module of its own that the script imports, and open files in __getitem__, once in each "
     "process, instead of keeping them open in what is copied"
 )
-_LONGEST = 24 * 3600.0  # seconds until an answer is given up
-# They need no accelerator, which TensorFlow would take whole.
-_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-class Processes:
-    """A `Fetcher` in each of several processes, each a new Python interpreter, not a fork of this one.
+class Processes(Fetcher):
+    """Fetches in several processes, each a new Python interpreter, not a fork of this one, or what it is asked here.
 
     Args:
         items: as of `Fetcher`; it is pickled, before the first item is fetched and files are opened for it.
         number: of processes.
-
-    Attributes:
-        here: a fetcher in this process.
-        form: of an item.
 
     Raises:
         RecipeError: an object that cannot be pickled, or whose class the script itself defines.
     """
 
     def __init__(self, items: Any, number: int) -> None:
-        self._number, self._name = number, type(items).__name__
+        name = type(items).__name__
         if type(items).__module__ == "__main__":
             raise RecipeError(
-                f"processes={number} was asked for, but the class {self._name} is defined in the script itself, which "
+                f"processes={number} was asked for, but the class {name} is defined in the script itself, which "
                 f"the processes do not run. {_CURE}."
             )
         try:
             self._pickled = pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise RecipeError(
-                f"processes={number} was asked for, but {self._name} cannot be copied into a process: "
+                f"processes={number} was asked for, but {name} cannot be copied into a process: "
                 f"{type(error).__name__}: {error}. {_CURE}; or leave out processes."
             ) from error
-        self.here = Fetcher(items)
-        self.form = self.here.form
+        super().__init__(items)
+        self._number = number
 
     @contextlib.contextmanager
     def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
@@ -63,50 +60,82 @@ class Processes:
         Gives what does the same as `Fetcher.fill`, in a process that is idle, and a function that ends the processes:
         who waits for one of them gets an error.
         """
-        arguments = {"pickled": self._pickled, "form": self.form}
-        idle: queue.SimpleQueue[Remote] = queue.SimpleQueue()
-        remotes = list[Remote]()
+        idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         with contextlib.ExitStack() as stack:
-            for _ in range(self._number):
-                target = "mirrorkit.fetching.served:Served"
-                remote = Remote(target, arguments, environment=_ENVIRONMENT, timeout=_LONGEST)
-                idle.put(stack.enter_context(remote))
-                remotes.append(remote)
+            processes = [stack.enter_context(_Process()) for _ in range(self._number)]
+            for process in processes:
+                process.send((self._pickled, self.form))
+                idle.put(process)
 
             def fill(numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-                remote = idle.get()
+                process = idle.get()
                 try:
-                    made = remote.call("arrays", numbers=numbers)
-                except MirrorkitError as error:
-                    raise DataError(
-                        f"A process that fetched items of {self._name} failed at one of {numbers.tolist()[:3]}, ... "
-                        f"({len(numbers)}): {error}"
-                    ) from error
+                    made = process.answer(numbers)
                 finally:
-                    idle.put(remote)
-                if isinstance(made, DataError):
-                    raise made
+                    idle.put(process)
                 for leaf, array in zip(out, made, strict=True):
                     leaf[rows] = array
 
             def stop() -> None:
-                for remote in remotes:
-                    remote.end()
+                for process in processes:
+                    process.end()
 
             yield fill, stop
 
 
-class Served:
-    """The fetcher in one of the processes."""
+class _Process(contextlib.AbstractContextManager["_Process"]):
+    """A new Python interpreter that runs `serve.py`, and ends with the block or with this process.
 
-    def __init__(self, pickled: bytes, form: Form) -> None:
-        self._fetcher = Fetcher(pickle.loads(pickled), form)
+    It is not a `multiprocessing.Process`, which would run a user's script again.
+    """
 
-    def arrays(self, numbers: np.ndarray) -> list[np.ndarray] | DataError:
-        """Return the arrays of these items, or what is wrong with one of them."""
-        out = empty(self._fetcher.form, len(numbers))
+    def __init__(self) -> None:
+        self._ended = False
+        self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
+        variables = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",  # it needs no accelerator, which TensorFlow would take whole
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
+            "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path]),
+        }
+        subprocesses.open_standard_streams()
+        self._connection, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocesses.start(
+                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number), self._folder.name],
+                environment=subprocesses.with_mirrorkit(variables),
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+            )
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the missing answer will tell
+            self._connection.send(message)
+
+    def answer(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of these items; a DataError says what is wrong with one of them, or with the process."""
+        self.send(numbers)
         try:
-            self._fetcher.fill(numbers, np.arange(len(numbers)), out)
-        except DataError as error:
-            return error.with_traceback(None)
-        return out
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            some = ", ".join(map(str, numbers[:3]))
+            raise DataError(
+                f"A process that fetched items {some}, ... ({len(numbers)}) ended with {self._process.wait()}."
+            ) from None
+        if isinstance(answer, DataError):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End the process and whatever it started; a call that waits for it in another thread fails."""
+        if not self._ended:  # or the number of the process may be another's
+            subprocesses.send(self._process)
+            self._process.wait()
+        self._ended = True
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._connection.close()
+        self._folder.cleanup()

@@ -20,7 +20,7 @@ from source_files import IMAGES, LABELS, idx_bytes, record_header
 
 from mirrorkit import data
 from mirrorkit.data import mnist
-from mirrorkit.data.record_index import RecordIndex
+from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.errors import DataError
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,7 @@ def test_record_files(tmp_path, compression):
     path = tmp_path / "data-00000-of-00002.tfrecord"
 
     def read() -> None:
-        RecordIndex([str(path)], compression, [4], one_size=True).require_counts()
-        assert RecordIndex([str(path)], compression, None).counts[0] < 10
+        RecordReader([str(path)], compression, [4], one_size=True).require_counts()
+        assert RecordReader([str(path)], compression, None).counts[0] < 10
 
     assert meet(path, read, packed(other_lengths) if compression else other_lengths) > 0.3

@@ -13,7 +13,6 @@ from recipe_helpers import collect, write_images
 
 from mirrorkit import data
 from mirrorkit._keras import keras
-from mirrorkit.data import undecodable_image
 
 # 3 x 2 pixels, red, then green
 GIF = base64.b64decode(
@@ -145,6 +144,5 @@ def test_a_reduced_jpeg_that_is_cut_short_is_named(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[: int(0.9 * len(content))])
     recipe = data.image_folder(tmp_path, image_size=(12, 10), global_batch_size=1, max_jpeg_ratio=8)
-    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path} cannot be read, or decoded as an image: "):
         list(recipe.dataset())
-    assert undecodable_image(str(raised.value)).startswith(f"{path} cannot be read, or decoded as an image: ")

@@ -194,8 +194,8 @@ def test_what_is_no_table_is_refused(tmp_path, monkeypatch):
     write_tables(tmp_path / "set" / "day=1", [20])
     write_tables(tmp_path / "empty", [0])
     for files, words in (
-        (tmp_path / "nothing", "no Parquet file"),
-        (tmp_path / "set", "folder day=1"),
+        (tmp_path / "nothing", "no parquet file"),
+        (tmp_path / "set", r"pattern, such as .*/set/\*/\*\.parquet"),
         ([], "empty list"),
         (tmp_path / "empty", "no example"),
     ):

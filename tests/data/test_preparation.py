@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +99,22 @@ def test_it_gives_what_batches_gives_and_workers_read_it_together(make, source):
     expected, spec = of_batches(shuffle)
     assert (recipe.num_examples, recipe.steps_per_epoch, recipe.element_spec) == (50, 5, spec)
     assert_same(assert_workers_read_the_same(recipe, 2, 1, 2, 2), expected)
+
+
+def test_the_format_that_contributing_shows_is_a_recipe_as_the_others(tmp_path):
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "npy_files.py").write_text(code)
+    npy = runpy.run_path(str(tmp_path / "npy_files.py"), run_name="npy_files")["npy"]
+    for number, rows in enumerate(np.array_split(SMALL.images, 3)):
+        np.save(tmp_path / f"{number}.npy", rows)
+    options = {"global_batch_size": 12, "seed": 3, "augment": [noisy], "map": lambda x: (x, x)}
+    expected = collect(data.batches(data.arrays(SMALL.images), **options).dataset(2))
+    assert_same(assert_workers_read_the_same(npy(tmp_path, **options), 2, 1, 2, 2), expected[1:])
+    shuffled = npy(tmp_path, shuffle=True, **options)
+    _, originals = joined(assert_workers_read_the_same(shuffled, 2, 0, 3, 1))
+    np.testing.assert_array_equal(originals, SMALL.images[shuffled.order(2)])
+    assert sorted(shuffled.order(2)) == list(range(50))
 
 
 @pytest.mark.parametrize("make", SOME)

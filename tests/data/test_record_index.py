@@ -13,9 +13,9 @@ import tensorflow as tf
 from source_files import record_header
 
 from mirrorkit import data
-from mirrorkit.data import record_index
-from mirrorkit.data.record_index import RecordIndex
+from mirrorkit.data import record_reading
 from mirrorkit.data.record_lengths import count_by_reading
+from mirrorkit.data.record_reading import RecordReader
 from mirrorkit.errors import DataError
 
 LENGTHS = [0, 1, 700, 31, 2, *range(100), 5000]
@@ -28,52 +28,43 @@ def write(path, lengths=LENGTHS, compression: str = "") -> str:
     return str(path)
 
 
-def read(file: str, segment) -> list[int]:
-    def records(_):  # TensorFlow 2.21 finds the offsets only within a dataset's function
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[file], compression_type="", buffer_size=segment.buffer, byte_offsets=[segment.offset]
-        )
-        return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
-
-    found = tf.data.Dataset.range(1).flat_map(records).skip(segment.skip).take(segment.size)
-    return [len(record) for record in found.as_numpy_iterator()]
-
-
 @pytest.mark.parametrize("prefix", ["", "file://"])  # "file://": as a file that is not local, which is read through
 def test_every_example_is_found(tmp_path, prefix):
     file = write(tmp_path / "a")
-    index = RecordIndex([prefix + file], "", None)
+    index = RecordReader([prefix + file], "", None)
     assert index.counts == (len(LENGTHS),)
-    assert index.reads_through == bool(prefix)
+    assert index.by_number == (not prefix)
     for first in range(0, len(LENGTHS), 19):
         for size in {1, len(LENGTHS) - first}:
-            assert read(file, index.segment(0, first, size)) == LENGTHS[first : first + size]
+            found = np.concatenate([*index._parts(0, first, size)])
+            assert [*map(len, found)] == LENGTHS[first : first + size]
 
 
 def test_examples_of_one_size_are_found_without_reading_their_headers(tmp_path, monkeypatch):
     file = write(tmp_path / "a", [44] * 50)
-    monkeypatch.setattr(record_index, "lengths_of", lambda *_: pytest.fail("a header was read"))
-    index = RecordIndex([file], "", [50], one_size=True)
-    assert index.segment(0, 7, 3)[:3] == (7 * 60, 0, 3)
+    monkeypatch.setattr(record_reading, "lengths_of", lambda *_: pytest.fail("a header was read"))
+    index = RecordReader([file], "", [50], one_size=True)
+    assert index.place(0, 7, 3) == (7 * 60, 3 * 60)
 
 
 def test_examples_of_other_sizes_are_not_mistaken_for_ones_of_one_size(tmp_path):
     file = write(tmp_path / "a", [10, 20, 30])
     assert os.path.getsize(file) % 3 == 0
-    assert RecordIndex([file], "", [3], one_size=True).segment(0, 1, 1).offset == 26
+    assert RecordReader([file], "", [3], one_size=True).place(0, 1, 1) == (26, 36)
 
 
 def test_only_the_files_that_are_needed_are_looked_at(tmp_path):
     files = [write(tmp_path / name) for name in "ab"]
     os.remove(files[1])
-    RecordIndex(files, "", [len(LENGTHS)] * 2).segment(0, 40, 5)
+    RecordReader(files, "", [len(LENGTHS)] * 2).place(0, 40, 5)
 
 
 def test_a_segment_is_read_in_buffers_that_fit(tmp_path):
     lengths = [5000] * 200
-    index = RecordIndex([write(tmp_path / "a", lengths)], "", None)
+    index = RecordReader([write(tmp_path / "a", lengths)], "", None)
     for first, size in ((0, 200), (3, 2), (10, 61)):
-        buffer = index.segment(0, first, size).buffer
+        _, length = index.place(0, first, size)
+        buffer = record_reading._buffer(length)
         assert buffer <= 256 << 10
         assert 0 <= -(size * 5016) % buffer < 200
 
@@ -84,7 +75,7 @@ def test_a_file_that_is_cut_short_is_named(tmp_path, cut):
     write(file)
     file.write_bytes(file.read_bytes()[:-cut])
     with pytest.raises(DataError, match=rf"{file} .* after {len(LENGTHS) - 1} examples"):
-        print(RecordIndex([str(file)], "", None).counts)
+        print(RecordReader([str(file)], "", None).counts)
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
@@ -97,10 +88,10 @@ def test_a_forged_length_is_refused_before_memory_is_taken_for_it(tmp_path, comp
     with pytest.raises(DataError, match=rf"{file} .* after {place} examples"):
         count_by_reading(str(file), compression)
     with pytest.raises(DataError, match=rf"{file} .* after {place} examples"):
-        print(RecordIndex([str(file)], compression, None).counts)
+        print(RecordReader([str(file)], compression, None).counts)
     if not place and length > 2**31:  # more than the file can hold, unpacked too
-        with pytest.raises(DataError, match="the first one"):
-            RecordIndex([str(file)], compression, [3], one_size=True).require_counts()
+        with pytest.raises(DataError, match="after 0 examples"):
+            RecordReader([str(file)], compression, [3], one_size=True).require_counts()
         with pytest.raises(DataError, match="forged is damaged"):
             data.records(str(file), global_batch_size=2, num_examples=3)
 
@@ -110,30 +101,30 @@ def test_gzip_files_are_counted_as_tensorflow_counts_them(tmp_path):
     lengths = [*LENGTHS, 700_000]
     members = [Path(write(tmp_path / name, lengths, "GZIP")).read_bytes() for name in "ab"]
     (tmp_path / "both").write_bytes(b"".join(members))
-    index = RecordIndex([str(tmp_path / "both")], "GZIP", None)
+    index = RecordReader([str(tmp_path / "both")], "GZIP", None)
     assert index.counts == (count_by_reading(str(tmp_path / "both"), "GZIP"),) == (2 * len(lengths),)
 
 
 def test_a_sum_is_compared_with_the_files(tmp_path):
     files = [write(tmp_path / name, [3] * count) for name, count in (("a", 4), ("b", 5))]
-    assert RecordIndex(files, "", 9).counts == (4, 5)
+    assert RecordReader(files, "", 9).counts == (4, 5)
     with pytest.raises(DataError, match=r"num_examples=8 .* 9 examples: 4, 5"):
-        print(RecordIndex(files, "", 8).counts)
+        print(RecordReader(files, "", 8).counts)
 
 
 def test_too_few_examples_in_a_file_are_said(tmp_path):
-    index = RecordIndex([write(tmp_path / "a", [3] * 4)], "", [5])
+    index = RecordReader([write(tmp_path / "a", [3] * 4)], "", [5])
     with pytest.raises(DataError, match="5 examples, found 4"):
-        index.segment(0, 1, 2)
+        index.place(0, 1, 2)
 
 
 def test_reading_through_is_said(tmp_path, caplog):
     files = [write(tmp_path / name, np.arange(5), "GZIP") for name in "ab"]
     with caplog.at_level(logging.WARNING, "mirrorkit"):
-        index = RecordIndex(files, "GZIP", None)
+        index = RecordReader(files, "GZIP", None)
         assert index.counts == index.counts == (5, 5)
     (record,) = caplog.records
     assert record.message.startswith("Reading 2 files through to count their examples; records(num_examples=[...])")
     caplog.clear()
-    assert RecordIndex(files, "GZIP", [5, 5]).counts == (5, 5)
+    assert RecordReader(files, "GZIP", [5, 5]).counts == (5, 5)
     assert not caplog.records

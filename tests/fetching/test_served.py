@@ -53,7 +53,7 @@ def test_a_faulty_item_is_named():
 
 
 def test_a_process_that_ends_is_an_error():
-    with pytest.raises(DataError, match=r"(?s)items of Ending .* ended with 3"):
+    with pytest.raises(DataError, match=r"items 0, 1, 2, ... \(10\) ended with 3"):
         list(batches_of(Ending(X, Y), 1))
 
 
@@ -90,10 +90,10 @@ def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
 SCRIPT = """
 import sys, time
 import numpy as np
-from own_items import Stuck
+from own_items import NAME
 from mirrorkit.fetching import Processes, fetched
 numbers = np.arange(40).reshape(4, 10)
-batches = fetched(Processes(Stuck(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
+batches = fetched(Processes(NAME(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
 next(batches)
 assert "tensorflow" not in sys.modules
 print("fetches", flush=True)
@@ -101,12 +101,12 @@ time.sleep(600)
 """
 
 
-def test_nothing_is_left_of_a_script_that_is_killed(tmp_path):
-    """Though its processes work; of processes that wait, test_remote.py."""
+@pytest.mark.parametrize("items", ["Stuck", "Items"], ids=["processes work", "they wait"])
+def test_nothing_is_left_of_a_script_that_is_killed(tmp_path, items):
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent)])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, "-c", SCRIPT.replace("NAME", items)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path, text=True) as script:
         assert script.stdout.readline() == "fetches\n"
         assert len(processes(tmp_path)) == 3

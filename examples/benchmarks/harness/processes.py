@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrorkit.fetching import Remote
+from harness.remote import Remote
 
 
 @dataclass(frozen=True)

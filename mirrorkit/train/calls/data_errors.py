@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from mirrorkit.data import undecodable_image
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import INPUT_NAME
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, asserted_rows
@@ -38,8 +37,6 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         place: tells in which batch, such as "batch 5", or nothing; given whether it was being read, or computed on.
     """
     message = str(error.message)
-    if found_image := undecodable_image(message):
-        return DataError(found_image)
     if _TRACEBACK in message:
         return DataError(_of_python(message, _at(place(True))))
     if found := _OF_MAP.search(message):

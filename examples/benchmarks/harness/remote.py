@@ -60,7 +60,7 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         self._connection, theirs = Pipe()
         with theirs, open(self._log, "wb") as log:
             self._process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.fetching.serve", str(theirs.fileno()), self._folder.name],
+                [sys.executable, "-m", f"{__package__}.serve", str(theirs.fileno()), self._folder.name],
                 environment=subprocesses.with_mirrorkit(variables),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

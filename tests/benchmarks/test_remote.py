@@ -9,9 +9,9 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
+from harness.remote import Remote
 
 from mirrorkit.errors import MirrorkitError
-from mirrorkit.fetching import Remote
 
 # --- an object in another process: answers, errors, time limits, and nothing left behind
 
@@ -74,12 +74,14 @@ def test_a_module_is_called_as_an_object_is():
 
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parents[1]
+PATH = os.pathsep.join(map(str, (TESTS, ROOT / "examples/benchmarks", ROOT)))
 
 
 SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-from mirrorkit.fetching import Remote
+from harness.remote import Remote
 
 with Remote("remote_subjects:Counter", {{"start": 1}}) as remote:
     print(remote.call("add", number=1))
@@ -88,7 +90,7 @@ with Remote("remote_subjects:Counter", {{"start": 1}}) as remote:
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parents[1])}
+    environment = {**os.environ, "PYTHONPATH": PATH}
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "2\n")
@@ -98,10 +100,10 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
 def test_nothing_is_left_where_nobody_sends_a_request_or_waits_for_the_answer(sent, tmp_path):
     folder = tmp_path / "its files"
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parents[1])])}
+    environment = {**os.environ, "PYTHONPATH": PATH}
     ours, theirs = Pipe()
     with theirs:
-        command = [sys.executable, "-m", "mirrorkit.fetching.serve", str(theirs.fileno()), str(folder)]
+        command = [sys.executable, "-m", "harness.serve", str(theirs.fileno()), str(folder)]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
     with process, ours:
         for message in sent:
