@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from training_helpers import linear, plain_dataset, values_of
 
-from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.input import Input
 
 
@@ -37,27 +36,9 @@ def test_endless_validation_data_starts_anew(line: Any, numbers: Any) -> None:
     np.testing.assert_allclose(history["val_loss"], _losses_of(line, numbers, range(2)) * 3, rtol=1e-5)
 
 
-def test_a_users_shuffle_goes_on_from_epoch_to_epoch(line: Any, numbers: Any) -> None:
-    """The order in which Loop sees a reshuffled dataset is the one that a plain `for` would see."""
-    line.step.optimizer.learning_rate = 0.0
-
-    def shuffled() -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=5).batch(10).take(1)
-
-    tf.random.set_seed(1)
-    data, weights, expected = shuffled(), values_of(line), []
-    for _ in range(3):
-        for x, y in data:
-            expected.append(np.mean((linear(weights, x.numpy()) - y) ** 2))
-    assert len(set(expected)) == 3
-    tf.random.set_seed(1)
-    history = line.fit(shuffled(), epochs=3, verbose=0).history
-    np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
-
-
-def _next(epoch: EpochIterator, count: int = 1) -> list[int]:
+def _next(epoch: Any, count: int = 1) -> list[int]:
     """Take the next batches, each of one number, as a call does."""
-    found = [int(next(epoch.source)[0]) for _ in range(count)]
+    found = [int(epoch.read(0)[0]) for _ in range(count)]
     epoch.advance(count)
     return found
 
