@@ -165,14 +165,6 @@ def test_updates_of_batches_of_unknown_size_are_made_in_one_call() -> None:
     assert list(data.parts(5, 2)) == [UpdateRun(0, 2, (None, None)), UpdateRun(4, 1, (None,))]
 
 
-def test_the_place_in_the_epoch() -> None:
-    data = _iterator(position=1)
-    assert data.left == 5
-    data.advance(4)
-    assert (data.position, data.left) == (5, 1)
-    assert _iterator(None).left is None
-
-
 @pytest.mark.parametrize(("examples", "sizes"), [(43, [8, 8, 8, 8, 8, 3]), (16, [8, 8]), (3, [3])])
 def test_the_sizes_of_batches(examples: int, sizes: list[int]) -> None:
     data = source_of(mk.data.batches(mk.data.arrays(np.arange(examples), np.arange(examples)), global_batch_size=8))
