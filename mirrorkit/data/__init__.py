@@ -37,7 +37,6 @@ from mirrorkit.data.tfrecords import Records, records
 from mirrorkit.data.augment import RowsToMake as RowsToMake  # isort: skip
 from mirrorkit.data.disk import crc32 as crc32  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
-from mirrorkit.data.nests import is_none as is_none  # isort: skip
 from mirrorkit.data.nests import of_user as of_user  # isort: skip
 from mirrorkit.data.nests import without_none as without_none  # isort: skip
 from mirrorkit.data.order import order_of as order_of  # isort: skip

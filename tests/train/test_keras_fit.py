@@ -99,10 +99,6 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
         ),
     ),
     "dataset": (plain, lambda fit: fit(dataset(), epochs=2, validation_data=dataset(), shuffle=False)),
-    "endless dataset": (
-        plain,
-        lambda fit: fit(dataset().repeat(), epochs=2, steps_per_epoch=3, validation_data=dataset(), validation_steps=2),
-    ),
     "steps of arrays": (plain, lambda fit: fit(X, Y, batch_size=16, epochs=2, steps_per_epoch=2, shuffle=False)),
     "steps alone": (plain, lambda fit: fit(X, Y, epochs=2, steps_per_epoch=3, shuffle=False)),
     "PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, shuffle=False, validation_data=Batches())),
@@ -211,6 +207,7 @@ def pair(strategy_of: Any) -> tuple[Any, Any]:
         lambda evaluate: evaluate(X, Y, 16, sample_weight=WEIGHT),
         lambda evaluate: evaluate(dataset(), return_dict=True),
         lambda evaluate: evaluate(dataset(), steps=2),
+        lambda evaluate: evaluate(dataset().repeat(), steps=2),
         lambda evaluate: evaluate(Batches()),
     ],
 )

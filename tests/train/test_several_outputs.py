@@ -132,25 +132,6 @@ def test_nests_that_do_not_fit(options: Any, make_loop: Any, numbers: Any) -> No
         make_loop(TWO, _model(NESTED), **options).fit(_data(FACTORS, numbers), verbose=0)
 
 
-# --- nested inputs
-
-
-def _of_nested_inputs() -> Any:
-    one, two, three = (keras.Input((size,), name=name) for size, name in ((2, "one"), (2, "two"), (1, "three")))
-    joined = L.Concatenate()([one, two, three])
-    return keras.Model({"a": (one, two), "b": three}, L.Dense(1, name="up")(joined))
-
-
-def test_nested_inputs_train_as_in_keras(make_loop: Any, numbers: Any) -> None:
-    """Dicts of inputs and of outputs: a row of the table of equivalence, and the corpus."""
-    x, y = numbers
-    nested = {"b": y, "a": (x[:, :2], x[:, 2:])}
-    data = mk.data.batches(mk.data.arrays(nested, y), global_batch_size=25).dataset()
-    _, loop, model = fit_both(make_loop, _of_nested_inputs, data, optimizer=lambda: keras.optimizers.Adam(0.05))
-    unlabelled = mk.data.batches(mk.data.arrays(nested), global_batch_size=25)
-    np.testing.assert_allclose(loop.predict(unlabelled), model.predict(nested, verbose=0), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_losses_of_outputs_where_replicas_run_keras_with_variables(strategy_of: Any, numbers: Any) -> None:
     """The last batch is smaller: in Keras's log of one output all batches count alike."""

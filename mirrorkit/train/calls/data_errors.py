@@ -24,6 +24,7 @@ _SIZES = re.compile(
 )
 _TEXT = re.compile(r"Cast string to (\w+) is not supported")
 _OTHER_SHARES = "Inputs to operation AddN of type AddN must have the same size and shape"  # of Keras's own mean
+_CARDINALITY = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _OF_MAP = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: \S+: (.*)")
 _NAMED = re.compile(r"mirrorkit\.errors\.\w+: ")  # an error that says itself where it comes from
 _OF_NAN = -(2**63)  # what a NaN becomes as an integer
@@ -41,6 +42,11 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         return DataError(_of_python(message, _at(place(True))))
     if found := _OF_MAP.search(message):
         return DataError(f"{found[1]}\n(A function of the dataset raised this{_at(place(True))}.)")
+    if found := _CARDINALITY.search(message):
+        return DataError(
+            f"The dataset asserts that it has {found[1]} elements, and has {found[2]}. Correct the number in "
+            "tf.data.experimental.assert_cardinality."
+        )
     at = _at(place(False))
     if found := _LABEL.search(message):
         label = "NaN, or larger than an integer can be" if int(found[1]) == _OF_NAN else found[1]

@@ -21,6 +21,7 @@ _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder.
 # TensorFlow's own words; tests/train make each of these errors. XLA refuses an operation that it does not know, a size
 # that it must know beforehand, something else than variables and tensors.
 _REFUSED_BY_XLA = ("unsupported operations", "compile-time constant", "xla_launch_util", "fixed tensor list size")
+_ENDED = "optional does not have a value"
 _OTHER_SIZE = re.compile(
     rf"Shape of tensor \S+ \[(\d+).*?\] is not compatible with expected shape \[(\d+).*?{COMPONENT}(\d+)", re.DOTALL
 )
@@ -99,12 +100,12 @@ def explained_call(data: EpochIterator, place: Callable[[bool], str]) -> Iterato
     try:
         with explained_data(place):
             yield
-    except tf.errors.OutOfRangeError as error:
-        raise StepError(
-            f"The data claims to hold {data.steps} batches, but ended before. Fix its cardinality "
-            "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
-        ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.InternalError, tf.errors.UnimplementedError) as error:
+        if _ENDED in error.message:
+            raise StepError(
+                f"The data claims to hold {data.steps} batches, but ended before. Fix its cardinality "
+                "(tf.data.experimental.assert_cardinality), and start over: the last step is half done."
+            ) from error
         if found := _OTHER_SIZE.search(error.message):
             rows, wanted, number = found.groups()
             at = f" in {place(True)} (counted from 0)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
@@ -116,6 +115,29 @@ def _dropped_at_exit() -> weakref.WeakSet[HostIterator]:
     return alive
 
 
+class ReadAhead(NamedTuple):
+    """What compiled calls read: a tf.data iterator, and before it a queue of batches that were read from it already."""
+
+    iterator: Any
+    queue: tf.Tensor  # its handle
+
+    @property
+    def element_spec(self) -> Spec:
+        """Shapes and dtypes of a batch."""
+        return self.iterator.element_spec
+
+    def get_next_as_optional(self) -> Any:
+        """Return the next batch, or nothing at the end of the data; also in compiled calls."""
+
+        def queued() -> Any:
+            (found,) = tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
+            found.set_shape([])
+            return tf.nest.pack_sequence_as(tf.OptionalSpec(self.element_spec), [found], expand_composites=True)
+
+        is_queued = tf.raw_ops.QueueSizeV2(handle=self.queue) > 0
+        return tf.cond(is_queued, queued, self.iterator.get_next_as_optional)
+
+
 class HostIterator(EpochIterator):
     """Batches that tf.data makes on the host; `place` are the other arguments of `EpochIterator`.
 
@@ -132,57 +154,34 @@ class HostIterator(EpochIterator):
         if context is not None:
             self.kind = "rows of a worker"
         self._context = context
-        self.first: Batch | None = None
-        self._rest: Any = None  # the batches after those that were looked at
-        super().__init__(iter(untuned(dataset)), **place)
+        with tf.device(HOST):
+            self._queue = tf.queue.FIFOQueue(-1, tf.variant)  # of any length
+        super().__init__(ReadAhead(iter(untuned(dataset)), self._queue.queue_ref), **place)
         _dropped_at_exit().add(self)
 
-    def look_at(self, number: int) -> None:
-        """Read the batches of the next update, to be compared or checked, and keep them for it.
+    def look_at(self, number: int, left: int | None = None) -> Batch | None:
+        """Read `number` batches, but no more than are left, and keep them for the next update; return the first.
 
-        Reading them a second time would advance a shuffle or a generator of the user's.
+        Reading them a second time would advance a shuffle or a generator of the user's. None is returned where the data
+        have ended, or where these batches were looked at before.
         """
-        if self._rest is not None:  # they were looked at
-            return
-        batches = list(itertools.islice(self.source, number))
-        if not batches:
-            return
-        self.first = batches[0]
-        as_spec = functools.partial(opened, self.element_spec)  # a batch by itself does not tell which sizes are open
-        kept = [tf.data.Dataset.from_tensors(batch).map(as_spec) for batch in batches]
-        whole = functools.reduce(tf.data.Dataset.concatenate, kept)
-        self.source, self._rest = iter(untuned(whole)), self.source
+        if self._queue.size() > 0:
+            return None
+        with tf.device(HOST):
+            batches = [self.source.iterator.get_next_as_optional() for _ in range(number)[:left]]
+            for batch in batches:
+                self._queue.enqueue(tf.nest.flatten(batch, expand_composites=True))
+            return batches[0].get_value() if batches and batches[0].has_value() else None
 
     def drop(self) -> None:
         """Let tf.data end what it is doing."""
-        self.source = self._rest = self.first = None
-
-    def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
-        """Divide the next batches; those that were looked at form a run of their own."""
-        for part in super().parts(steps, accumulate):
-            if self._rest is not None:
-                yield part._replace(updates=1)
-                self._leave_looked_at()
-                part = part._replace(first=part.first + len(part.sizes), updates=part.updates - 1)
-            if part.updates:
-                yield part
-
-    def advance(self, steps: int) -> None:
-        """Count batches as done."""
-        super().advance(steps)
-        if self._rest is not None:
-            self._leave_looked_at()
+        self.source = None
 
     def read(self, number: int) -> Batch | None:
         """Return the next batch, which has this number, outside of a compiled call; None at the end of the data."""
-        batch = next(self.source, None)
-        if batch is None and self._rest is not None:
-            self._leave_looked_at()
-            batch = next(self.source, None)
-        return batch
-
-    def _leave_looked_at(self) -> None:
-        self.source, self._rest = self._rest, None
+        with tf.device(HOST):
+            batch = self.source.get_next_as_optional()
+            return batch.get_value() if batch.has_value() else None
 
     @property
     def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
@@ -199,10 +198,11 @@ def opened(spec: Spec, *batch: Nest) -> Nest:
 
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
     with tf.device(HOST):
+        batch = source.get_next_as_optional().get_value()
         if size is None:
-            return rows_of_worker(with_same_rows(next(source), index), size, context)
+            return rows_of_worker(with_same_rows(batch, index), size, context)
         first, end = (0, size) if context is None else own_rows(size, context)
-        return rows_of_worker(_sized(next(source), end - first), size, context)
+        return rows_of_worker(_sized(batch, end - first), size, context)
 
 
 def _sized(batch: Batch, size: int) -> Batch:

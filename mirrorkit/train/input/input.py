@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit import batching
 from mirrorkit._types import Batch, Spec
 from mirrorkit.arguments import whole_number
-from mirrorkit.data import is_none, own_rows, untuned
+from mirrorkit.data import own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
@@ -26,6 +26,7 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 
 _log = logging.getLogger("mirrorkit")
 
+_TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _STAND_INS = 2**20  # updates of a rehearsal on stand-in batches, which have no end
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
@@ -74,10 +75,11 @@ class Input:
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         self._seen: Batch | None = None  # the last that was looked at
         spec = source.element_spec
-        if any(map(is_none, tf.nest.flatten(spec))):
+        if any(not isinstance(part, _TENSORS) for part in tf.nest.flatten(spec)):
             raise StepError(
-                f"The data yields None among its tensors: {spec}. A batch may end in None, in place of targets or "
-                "sample weights. Leave the others out in the dataset: dataset.map(...)."
+                f"The data yields None, or datasets, among its tensors: {spec}. A batch may end in None, in place of "
+                "targets or sample weights; leave the others out in the dataset: dataset.map(...). Batch the windows: "
+                "dataset.window(12).flat_map(lambda x, y: tf.data.Dataset.zip((x, y)).batch(12))."
             )
         self.class_weight, self.given_spec = class_weight, spec
         self._weigh = ClassWeights.of(class_weight, spec) if class_weight else None
@@ -176,9 +178,8 @@ class Input:
         The next update takes `look_at` batches. Of a set in memory it is a sample.
         """
         if isinstance(iterator, HostIterator) and not self._source.samples_all:
-            left = self.left(iterator.position)
-            iterator.look_at(look_at if left is None else min(look_at, left))
-            self._seen = self._seen if iterator.first is None else iterator.first
+            seen = iterator.look_at(look_at, self.left(iterator.position))
+            self._seen = self._seen if seen is None else seen
         return self.first() if self._seen is None else self._seen
 
     @property
@@ -217,16 +218,13 @@ class Input:
         return HostIterator(dataset, context=self._context, **self._place(position))
 
     def _look(self, iterator: HostIterator, epoch: int, look_at: int, check: Callable[[Batch], None] | None) -> None:
-        left = self.left(iterator.position)
-        look_at = look_at if left is None else min(look_at, left)
-        if not look_at or (self._compared and check is None and self._seen is not None):
+        if not look_at or iterator.left == 0 or (self._compared and check is None and self._seen is not None):
             return
-        iterator.look_at(look_at)
-        self._seen = iterator.first
-        self._compare(lambda: iterator.first, epoch)
-        require_same_rows(iterator.first, iterator.position)
-        if check is not None and iterator.first is not None:
-            check(iterator.first)
+        first = self._seen = iterator.look_at(look_at, self.left(iterator.position))
+        self._compare(lambda: first, epoch)
+        require_same_rows(first, iterator.position)
+        if check is not None and first is not None:
+            check(first)
 
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)

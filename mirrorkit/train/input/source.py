@@ -175,7 +175,8 @@ class DatasetSource(Source):
         self.is_endless = batches == tf.data.INFINITE_CARDINALITY
         self.steps = batches if batches >= 0 else None
         self.starts_over = not self.is_endless
-        self.global_batch_size = tf.nest.flatten(self.element_spec)[0].shape[0]
+        # `Input` refuses what has no shape.
+        self.global_batch_size = getattr(tf.nest.flatten(self.element_spec)[0], "shape", [None])[0]
 
     def batches(
         self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None

@@ -80,6 +80,12 @@ def test_an_error_of_mirrorkit_says_itself_where_it_comes_from(loop: Any) -> Non
     assert text.startswith("test_data_errors.OwnError: at once\n")
 
 
+@pytest.mark.parametrize("what", ["fit", "predict"])
+def test_fewer_batches_than_were_asserted(loop: Any, what: str) -> None:
+    data = dataset(GOOD, GOOD).apply(tf.data.experimental.assert_cardinality(5))
+    assert "asserts that it has 5 elements, and has 2." in message_of(loop, what, data)
+
+
 def test_what_a_map_raises_comes_first(loop: Any) -> None:
     def own(x: Any) -> Any:
         raise OwnError("my own")

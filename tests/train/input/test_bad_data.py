@@ -44,6 +44,8 @@ def loop(strategy_of: Any) -> mk.train.Loop:
             lambda x, y: tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_types=(tf.float32, tf.float32)),
             r"rank.*output_signature",
         ),
+        (lambda x, y: plain_dataset(x, y, batch=30).window(2), r"datasets.*flat_map"),
+        (lambda x, y: plain_dataset(x, y, batch=30).map(lambda *e: tf.experimental.Optional.from_value(e)), "Optional"),
         (lambda x, y: tf.data.Dataset.from_tensors((tf.sparse.from_dense(x), y)), "yields SparseTensors.*to_dense"),
         (lambda x, y: tf.data.Dataset.from_tensors((x, tf.RaggedTensor.from_tensor(y))), "RaggedTensors.*to_tensor"),
         (lambda x, y: tf.data.Dataset.from_tensors((x, y[:1])), r"\[0\] has 60, component \[1\] has 1\."),
@@ -51,7 +53,7 @@ def loop(strategy_of: Any) -> mk.train.Loop:
     ],
     ids=[
         *("tuple", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
-        *("no rank", "sparse", "ragged", "one target", "fewer weights"),
+        *("no rank", "windows", "optionals", "sparse", "ragged", "one target", "fewer weights"),
     ],
 )
 def test_data_that_is_none(make: Any, match: str, loop: Any, numbers: Any) -> None:

@@ -160,7 +160,7 @@ def test_data_that_all_workers_read_whole_are_compared_in_each_epoch(
         batches, taken = data.epoch(epoch, look_at=together), []
         for calls in (together, (steps or 5) - together):
             for part in batches.parts(calls, together):
-                taken += [next(batches.source).numpy().tolist() for _ in range(part.batches)]
+                taken += [batches.read(0).numpy().tolist() for _ in range(part.batches)]
             batches.advance(calls)
         assert taken == wanted
         of = f" in epoch {epoch} (counted from 0)" if epoch else ""

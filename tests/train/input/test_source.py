@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import StepError
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
+from mirrorkit.train.input.epoch import EpochIterator, UpdateRun
 from mirrorkit.train.input.source import Source, source_of
 
 
@@ -165,32 +165,8 @@ def test_updates_of_batches_of_unknown_size_are_made_in_one_call() -> None:
     assert list(data.parts(5, 2)) == [UpdateRun(0, 2, (None, None)), UpdateRun(4, 1, (None,))]
 
 
-def test_the_place_in_the_epoch() -> None:
-    data = _iterator(position=1)
-    assert data.left == 5
-    data.advance(4)
-    assert (data.position, data.left) == (5, 1)
-    assert _iterator(None).left is None
-
-
 @pytest.mark.parametrize(("examples", "sizes"), [(43, [8, 8, 8, 8, 8, 3]), (16, [8, 8]), (3, [3])])
 def test_the_sizes_of_batches(examples: int, sizes: list[int]) -> None:
     data = source_of(mk.data.batches(mk.data.arrays(np.arange(examples), np.arange(examples)), global_batch_size=8))
     assert [data.size_of(batch) for batch in range(data.steps or 0)] == sizes
     assert source_of(tf.data.Dataset.range(16).batch(8)).size_of(0) is None
-
-
-def test_batches_that_were_looked_at_are_a_part_of_their_own() -> None:
-    def data(look_at: int) -> HostIterator:
-        made = HostIterator(tf.data.Dataset.range(48).batch(8), steps=6, size_of=lambda batch: 8)
-        if look_at:
-            made.look_at(look_at)
-        return made
-
-    assert list(data(0).parts(6, 2)) == [UpdateRun(0, 3, (8, 8))]
-    assert list(data(2).parts(6, 2)) == [UpdateRun(0, 1, (8, 8)), UpdateRun(2, 2, (8, 8))]
-    assert list(data(1).parts(1)) == [UpdateRun(0, 1, (8,))]
-    looked = data(1)
-    looked.advance(1)  # by a call that took them
-    assert list(looked.parts(5)) == [UpdateRun(1, 5, (8,))]
-    assert next(looked.source).numpy().tolist() == list(range(8, 16))

@@ -27,14 +27,6 @@ def test_small_losses_are_not_lost_beside_large_ones(fixed_line: Any) -> None:
     assert logs["loss"] == pytest.approx((2**25 + 50) / 52, rel=2e-7)
 
 
-def test_evaluate_takes_the_steps_that_were_asked_for(fixed_line: Any, numbers: Any) -> None:
-    loop = fixed_line(("mirrored", 2))
-    error = linear(loop.step.model.get_weights(), numbers[0][:20]) - numbers[1][:20]
-    for data in (plain_dataset(*numbers, batch=10), plain_dataset(*numbers, batch=10).repeat()):
-        for _ in range(2):
-            np.testing.assert_allclose(loop.evaluate(data, steps=2)["loss"], np.mean(error**2), rtol=1e-6)
-
-
 def test_predict_takes_inputs_alone_and_pads_nothing(fixed_line: Any, numbers: Any) -> None:
     """One example for two replicas, and 37 in batches of 8."""
     loop = fixed_line(("central_storage", 2))

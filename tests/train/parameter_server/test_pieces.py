@@ -31,15 +31,10 @@ def _cut(data: EpochIterator, steps: int, accumulate: int, at_once: int) -> list
     return found
 
 
-def _read(
-    examples: int, *, size: int | None = 4, steps: int | None = None, look_at: int = 0, **options: Any
-) -> HostIterator:
+def _read(examples: int, *, size: int | None = 4, steps: int | None = None, **options: Any) -> HostIterator:
     """Batches of 4 that the chief reads: those of a recipe, or with `size=None` of a user's dataset."""
     dataset = tf.data.Dataset.range(examples).batch(4)
-    made = HostIterator(dataset, steps=steps, size_of=lambda batch: size, **options)
-    if look_at:
-        made.look_at(look_at)
-    return made
+    return HostIterator(dataset, steps=steps, size_of=lambda batch: size, **options)
 
 
 def _sent(recipe: mk.data.Batches, epoch: int, **place: Any) -> SentIterator:
@@ -100,18 +95,6 @@ def test_data_that_end_early_are_named() -> None:
     data.advance(1)
     with pytest.raises(StepError, match="5 batches, but ended after 4"):
         _cut(data, 4, 1, 2)
-
-
-@pytest.mark.parametrize("steps", [6, None])
-@pytest.mark.parametrize("at_once", [1, 4])
-@pytest.mark.parametrize("looked_at", [1, 2])
-def test_batches_that_were_looked_at_come_first(looked_at: int, at_once: int, steps: int | None) -> None:
-    """With accumulation the first update's batches are read before the call, to be checked."""
-    data = _read(24, size=None, steps=steps, look_at=looked_at)
-    assert data.first is not None
-    assert _all_of(_cut(data, 4, 2, at_once)) == _batches(24)[:4]
-    data.advance(4)
-    assert _all_of(_cut(data, 2, 2, at_once)) == _batches(24)[4:]
 
 
 def test_a_worker_tells_the_step_the_place_of_a_batch() -> None:
