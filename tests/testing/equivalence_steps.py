@@ -54,15 +54,6 @@ class RightStep:
         return [*weights, *slots], {"loss": sums["loss"] / sums["examples"]}
 
 
-class LocalMean(RightStep):
-    """Averages over its share, then over the replicas."""
-
-    def compute(self, batch: Any) -> Any:
-        sums = super().compute(batch)
-        means = tf.nest.map_structure(lambda value: value / sums["examples"], sums)
-        return {**means, "examples": tf.constant(1.0)}
-
-
 class ForgottenReduction(RightStep):
     """Every replica updates its own copies from its own sums."""
 

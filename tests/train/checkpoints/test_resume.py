@@ -10,8 +10,6 @@ import pytest
 from checkpoint_helpers import bits, break_off, check_resumed, names, saved_at, spoil
 from step_helpers import Line
 from training_helpers import (
-    At,
-    Interrupted,
     largest_difference,
     line_net,
     plain_dataset,
@@ -36,20 +34,6 @@ def test_bits_and_history_are_those_of_an_unbroken_run(
     assert_replicas_equal(loop)
 
 
-@pytest.mark.slow
-def test_saving_changes_no_bit_whatever_the_lengths_of_calls(
-    loop: Any, as_new: Any, pictures: Any, tmp_path: Path
-) -> None:
-    history = loop.fit(pictures, epochs=2, verbose=0).history
-    expected = bits(loop)
-    again = mk.train.Loop(loop.strategy, as_new(loop).step, steps_per_call=100)
-    again._passes.calls = loop._passes.calls  # type: ignore[union-attr]
-    saver = mk.train.Checkpoints(tmp_path, every=3, keep=99)
-    assert again.fit(pictures, epochs=2, callbacks=[saver], verbose=0).history == history
-    assert bits(again) == expected
-    assert names(tmp_path) == saved_at(3, 6, 9, 10)  # calls are cut so that a save comes when it should
-
-
 def test_a_new_process_names_its_layers_anew(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Models made one after the other have layers dense, dense_1, ...: the number says nothing about the model."""
 
@@ -71,9 +55,11 @@ def test_two_replicas_go_on_as_one(fresh: Any, recipe: Any, make_loop: Any, tmp_
     break_off(fresh, recipe, mk.train.Checkpoints(tmp_path, every=2), at=4, epochs=2)
     one = make_loop(("one_device", 1), line_net, lambda: keras.optimizers.SGD(0.05, momentum=0.5), metrics=["mae"])
     one.restore(tmp_path)
+    one.warm_up(recipe)
     resumed = one.fit(recipe, epochs=2, verbose=0).history
     assert largest_difference(values_of(one), expected) < 1e-6
     np.testing.assert_allclose(resumed["loss"], history["loss"], rtol=1e-6)
+    assert len(one.fit(recipe, verbose=0).history["loss"]) == 1, "the next fit is one of its own"
 
 
 def test_a_users_dataset_is_skipped_to_the_position(line: Any, numbers: Any, tmp_path: Path) -> None:
@@ -124,33 +110,6 @@ def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
 
 
 # --- restore by hand
-
-
-@pytest.mark.slow
-def test_restore_by_hand_to_evaluate_or_to_go_on(fresh: Any, as_new: Any, recipe: Any, tmp_path: Path) -> None:
-    history = fresh.fit(recipe, epochs=3, validation_data=recipe, verbose=0).history
-    expected = bits(fresh)
-    with pytest.raises(Interrupted):
-        as_new(fresh).fit(
-            *(recipe,),
-            epochs=3,
-            validation_data=recipe,
-            verbose=0,
-            callbacks=[mk.train.Checkpoints(tmp_path), At("on_train_batch_end", 12)],
-        )
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    spoil(fresh)
-    position = fresh.restore(tmp_path)
-    assert (position.epoch, position.batch, position.steps) == (2, 0, 10)
-    assert position.history == {name: values[:2] for name, values in history.items()}
-    assert fresh.evaluate(recipe)["loss"] == history["val_loss"][1]
-    fresh.warm_up(recipe)
-    report = fresh.fit(recipe, epochs=3, validation_data=recipe, verbose=0)
-    assert report.history == history
-    assert bits(fresh) == expected
-    assert len(report.epochs) == 1
-    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(fresh.fit(recipe, verbose=0).history["loss"]) == 1  # the next fit is one of its own
 
 
 def test_restore_without_a_checkpoint(fresh: Any, tmp_path: Path) -> None:

@@ -107,23 +107,6 @@ def test_each_optimizer_of_a_step_with_variables_has_a_state(strategy_of: Any, n
     assert min(largest_difference(alone, other) for other in (clipped, without)) > 1e-3
 
 
-@pytest.mark.slow
-def test_a_compiled_model_that_is_no_function_has_them_too(strategy_of: Any, numbers: Any) -> None:
-    """SpectralNormalization assigns its own weight."""
-
-    def weights(where: Any, **options: Any) -> list[Any]:
-        keras.utils.set_random_seed(0)
-        with strategy_of(*where).scope():
-            model = sequential((4,), L.SpectralNormalization(L.Dense(3, "tanh")), L.Dense(1))
-            model.compile(adam(), "mse", jit_compile=False)
-        mk.fit(model, plain_dataset(*numbers, batch=15), verbose=0, **options)
-        return list(model.get_weights())
-
-    alone, three, without = weights(("one_device", 1), **BOTH), weights(THREE, **BOTH), weights(("one_device", 1))
-    assert largest_difference(alone, three) < 1e-6
-    assert largest_difference(alone, without) > 1e-3
-
-
 @pytest.mark.parametrize("kind", [pytest.param("a function", marks=pytest.mark.slow), "with variables"])
 def test_a_resumed_run_comes_to_the_same_bits(make_loop: Any, strategy_of: Any, numbers: Any, tmp_path: Any, kind: str):
     def run(folder: str, *more: Any) -> Any:

@@ -72,42 +72,6 @@ class WGAN(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-class CycleGAN(keras.Model):
-    """Four nets, four optimizers, a persistent tape, and logs of the last batch as they are."""
-
-    def __init__(self):
-        super().__init__()
-        self.there, self.back = dense(6, 8, 3), dense(3, 8, 6)
-        self.judge_x, self.judge_y = dense(6, 8, 1), dense(3, 8, 1)
-
-    def compile(self, rate):
-        super().compile()
-        self.optimizers = [keras.optimizers.Adam(rate, beta_1=0.5) for _ in range(4)]
-        self.cycle, self.adversarial = keras.losses.MeanAbsoluteError(), keras.losses.MeanSquaredError()
-
-    def call(self, inputs):
-        return self.there(inputs)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape(persistent=True) as tape:
-            fake_y, fake_x = self.there(x, training=True), self.back(y, training=True)
-            of_fakes = self.judge_x(fake_x, training=True), self.judge_y(fake_y, training=True)
-            of_real = self.judge_x(x, training=True), self.judge_y(y, training=True)
-            cycled = self.cycle(x, self.back(fake_y)) + self.cycle(y, self.there(fake_x))
-            tricks = [self.adversarial(tf.ones_like(p), p) for p in of_fakes]
-            g_losses = [tricks[1] + 10.0 * cycled, tricks[0] + 10.0 * cycled]
-            d_losses = [
-                0.5 * (self.adversarial(tf.ones_like(r), r) + self.adversarial(tf.zeros_like(f), f))
-                for r, f in zip(of_real, of_fakes)
-            ]
-        nets = [self.there, self.back, self.judge_x, self.judge_y]
-        grads = [tape.gradient(loss, net.trainable_variables) for loss, net in zip([*g_losses, *d_losses], nets)]
-        for optimizer, grad, net in zip(self.optimizers, grads, nets):
-            optimizer.apply_gradients(zip(grad, net.trainable_variables))
-        return {"G_loss": g_losses[0], "F_loss": g_losses[1], "D_X_loss": d_losses[0], "D_Y_loss": d_losses[1]}
-
-
 class VAE(keras.Model):
     """Sums over pixels, means over rows, three trackers; the noise comes with the data."""
 
@@ -248,29 +212,6 @@ class Synchronized(Tracked):
         return {"loss": self.tracker.result(), "added": self.added, "still": tf.add_n(self.losses)}
 
 
-class SimSiam(Tracked):
-    """Two views of each row; a stopped gradient; `train_step` is a tf.function."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.predictor = dense(6, 8, 4), dense(4, 4, 4)
-
-    @tf.function
-    def train_step(self, data):
-        x, noise = data
-        one, two = x + 0.1 * tf.pad(noise, [[0, 0], [0, 3]]), 1.1 * x
-        with tf.GradientTape() as tape:
-            z1, z2 = self.encoder(one), self.encoder(two)
-            p1, p2 = self.predictor(z1), self.predictor(z2)
-
-            def near(p, z):
-                p, z = tf.math.l2_normalize(p, 1), tf.math.l2_normalize(tf.stop_gradient(z), 1)
-                return -tf.reduce_mean(tf.reduce_sum(p * z, axis=1))
-
-            loss = 0.5 * (near(p1, z2) + near(p2, z1))
-        return self.minimize(tape, loss)
-
-
 class Critic(keras.Model):
     """Its update is in a tf.function of its own, after which it clips its weights; a constraint, an AUC."""
 
@@ -305,7 +246,7 @@ class Critic(keras.Model):
 
 
 class Late(keras.Model):
-    """Not built before its first batch; compile's loss and metrics by `compute_loss` and `metrics`."""
+    """Not built before its first batch; its step, a tf.function, takes compile's loss and metrics."""
 
     def __init__(self):
         super().__init__()
@@ -314,6 +255,7 @@ class Late(keras.Model):
     def call(self, x):
         return self.two(self.one(x))
 
+    @tf.function
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -387,7 +329,6 @@ def sgd(rate, **options):
 
 MODELS = {
     "wgan": made(WGAN, d_opt=adam(beta_1=0.5), g_opt=adam(beta_1=0.5)),
-    "cyclegan": made(CycleGAN, rate=lambda: 5e-3),
     "vae": made(VAE, optimizer=adam()),
     "distillation": made(
         Distiller,
@@ -396,7 +337,6 @@ MODELS = {
         metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError()],
     ),
     "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
-    "simsiam": made(SimSiam, optimizer=sgd(0.1, momentum=0.9)),
     "critic": made(Critic, optimizer=adam()),
     "late": made(Late, optimizer=adam(), loss=lambda: "mse", metrics=lambda: ["mae"]),
     "tracks": made(Tracks, optimizer=adam()),

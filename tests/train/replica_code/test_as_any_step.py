@@ -174,15 +174,6 @@ class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
-def test_warm_up_leaves_everything_as_it_was(strategy_of: Any) -> None:
-    loop = loop_of(own_models.MODELS["wgan"], strategy_of("mirrored", 2))
-    loop.warm_up(_dataset())
-    other = loop_of(own_models.MODELS["wgan"], strategy_of("mirrored", 2))
-    one, two = (each.fit(_dataset(), epochs=1, verbose=0).history for each in (loop, other))
-    assert one == two
-
-
 def test_one_copy_for_all_replicas_is_refused(strategy_of: Any) -> None:
     with pytest.raises(StepError, match=r"CentralStorageStrategy has one copy.*WGAN.*after the update"):
         loop_of(own_models.MODELS["wgan"], strategy_of("central_storage", 2)).fit(_dataset(), verbose=0)

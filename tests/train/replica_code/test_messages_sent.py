@@ -42,9 +42,9 @@ def _standardized() -> Any:
 
 
 MODELS = own_models.MODELS | {"normalized": _normalized, "standardized": _standardized}
-UPDATES = {"normalized": 1, "mean_teacher": 1, "critic": 1, "cyclegan": 4}
+UPDATES = {"normalized": 1, "mean_teacher": 1, "critic": 1, "wgan": 3}
 MESSAGES = {"standardized": 1} | {name: updates + 1 for name, updates in UPDATES.items()}
-LARGE = ("cyclegan", "critic")  # tell the same of more updates
+LARGE = ("wgan", "critic")  # tell the same of more updates
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in MESSAGES]
 
 

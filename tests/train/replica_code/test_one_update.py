@@ -20,7 +20,7 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
-ONE_UPDATE = {"vae", "distillation", "simsiam", "late", "reshapes", "weighted"}
+ONE_UPDATE = {"vae", "distillation", "late", "reshapes", "weighted"}
 
 
 def _dataset(rows: int = 50) -> Any:
@@ -87,8 +87,6 @@ def _trained(kind: Any, strategy: Any, options: Any, optimizer: Any, layout: Any
 
 ALL_AT_ONCE = {"accumulate": 2, "ema": 0.9, "clip_value": 0.01, "shard_optimizer": True}
 OPTIONS = [
-    {"accumulate": 2},
-    {"ema": 0.9},
     {"clip_norm": 0.1},
     {"loss_scale": "dynamic"},
     {"sparse_embeddings": "lazy"},
@@ -438,48 +436,6 @@ def test_a_prediction_before_the_training_decides_nothing(strategy_of: Any) -> N
     assert type(loop.step.for_loop(strategy)) is Supervised
     loop.predict(x)
     assert type(loop.step.for_loop(strategy)) is Supervised
-
-
-class SumsByItself(keras.Sequential):  # type: ignore[misc]
-    """Divides a sum by the rows itself, and weighs its log by them."""
-
-    def __init__(self) -> None:
-        super().__init__([keras.Input((4,)), keras.layers.Dense(1)])
-        self.seen = keras.metrics.Mean(name="seen")
-
-    @property
-    def metrics(self) -> list[Any]:
-        return [self.seen]
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        rows = tf.cast(tf.shape(x)[0], tf.float32)
-        with tf.GradientTape() as tape:
-            loss = keras.losses.MeanSquaredError(reduction="sum")(y, self(x, training=True)) / rows
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        self.seen.update_state(loss, sample_weight=rows)
-        return {"seen": self.seen.result()}
-
-
-@pytest.mark.slow
-def test_what_a_step_divides_itself_stays_as_it_is(strategy_of: Any) -> None:
-    x, y = own_models.data(40)
-    x, y = x.reshape(40, -1)[:, :4], x.reshape(40, -1)[:, :1]
-
-    def made() -> Any:
-        keras.utils.set_random_seed(0)
-        model = SumsByItself()
-        model.compile("sgd")
-        return model
-
-    strategy, one = strategy_of("mirrored", 3), made()
-    with strategy.scope():
-        model = made()
-    expected = one.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
-    found = mk.fit(model, x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
-    np.testing.assert_allclose(found["seen"], expected["seen"], rtol=1e-5)
-    for value, other in zip(model.get_weights(), one.get_weights(), strict=True):
-        np.testing.assert_allclose(value, other, atol=1e-6)
 
 
 class Draws(Base):

@@ -33,32 +33,6 @@ def test_it_trains_on_replicas_as_by_hand(line: Any, numbers: Any, assert_replic
     assert_replicas_equal(line)
 
 
-@pytest.mark.slow
-def test_warm_up_puts_it_back_and_the_same_step_in_the_open_gives_the_same_bits(
-    line: Any, numbers: Any, copies: Any
-) -> None:
-    data, before = plain_dataset(*numbers, batch=11), copies(line)
-    line.warm_up(data)
-    np.testing.assert_equal(copies(line), before)
-    compiled = line._passes.calls.traces
-    line.fit(data, verbose=0)
-    assert line._passes.calls.traces == compiled
-
-    expected, strategy = copies(line), line.strategy
-    with strategy.scope():
-        step = Line()
-    step.build(strategy)
-
-    @tf.function
-    def train_step(batch: Any) -> Any:
-        return step.update(strategy, strategy.run(step.compute, args=(batch,)))
-
-    for batch in mk.data.distribute(data, strategy):
-        logs = train_step(batch)
-    assert set(logs) == {"loss"}
-    np.testing.assert_equal(copies(line, step.variables), expected)
-
-
 def test_any_log_that_is_not_finite_stops_the_run(line: Any, numbers: Any) -> None:
     x = numbers[0].copy()
     x[35] = np.nan
