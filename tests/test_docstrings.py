@@ -31,7 +31,6 @@ NOT_RUN = {  # and where their code is run instead
     "data/tfrecords.py Records": "files: docs/data.md",
     "devices/__init__.py": "a GPU: tests/devices",
     "devices/layout.py set_memory_growth": "the first line of a program: docs/devices.md",
-    "fetching/remote.py": "processes: tests/fetching",
     "launch/launcher.py on_ray": "Ray: tests/launch",
     "models/registry.py register": "a sketch of a model: docs/models.md",
     "optim/__init__.py": "the example of the function",
