@@ -214,8 +214,12 @@ class OfReader(PreparedRecipe):
 
         options = tf.data.Options()  # what it reads is not TensorFlow's to divide
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
+        gathered = self._decoded(from_generator(read, self._reader.specs(length), self.steps_per_epoch - start))
         return self._made(gathered.enumerate(start), batch).with_options(options)
+
+    def _decoded(self, read: tf.data.Dataset) -> tf.data.Dataset:
+        """Decode what was read, where that is not done by the batch."""
+        return read
 
     @property
     def _in_lanes(self) -> bool:

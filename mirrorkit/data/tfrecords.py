@@ -26,6 +26,8 @@ _ENCODED = {
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
 }
 
+_DECODED = (2, 32)  # batches at the same time, and examples of each
+
 Decode = Callable[[tf.Tensor], Any]
 
 
@@ -97,7 +99,6 @@ class Records(OfReader):
     compression: str = field(init=False)
     features: Mapping[str, Any] | None = field(init=False)
     _reader: RecordReader = field(init=False, repr=False)
-    _decoding: Any = field(default=None, init=False, repr=False)  # `decode`, traced here, where AutoGraph is on
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
     few_lanes = "Write more files, or uncompressed ones."
@@ -141,7 +142,7 @@ class Records(OfReader):
         reader = RecordReader(files, compression, told)
         counts = (told,) if isinstance(told, int) else reader.counts
         self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_reader=reader, _decoding=tf.function(decode).get_concrete_function(tf.TensorSpec([], tf.string)))
+        self._set(_reader=reader)
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -169,12 +170,23 @@ class Records(OfReader):
             )
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
-        (serialized,) = read
-        if self._decoding is None:
-            return _decode_raw(serialized, self.features or {})
-        spec = tf.data.Dataset.from_tensors(b"").map(self._decoding).element_spec
-        made = tf.map_fn(self._decoding, serialized, fn_output_signature=spec)
-        return made if isinstance(made, tuple) else (made,)
+        return read if self.decode is not None else _decode_raw(*read, self.features or {})
+
+    def _decoded(self, read: tf.data.Dataset) -> tf.data.Dataset:
+        """Decode serialized examples with the user's function or that of images, several at the same time.
+
+        Few batches at once, since each takes twice its memory meanwhile.
+        """
+        if self.decode is None:
+            return read
+        decode, (batches, examples) = self.decode, _DECODED
+        spec = tf.data.Dataset.from_tensors(b"").map(decode).element_spec
+
+        def decoded(serialized: tf.Tensor) -> tuple[Any, ...]:
+            made = tf.map_fn(decode, serialized, fn_output_signature=spec, parallel_iterations=examples)
+            return made if isinstance(made, tuple) else (made,)
+
+        return read.map(decoded, num_parallel_calls=batches, deterministic=True)
 
     @property
     def layout(self) -> object:
