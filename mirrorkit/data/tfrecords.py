@@ -170,7 +170,7 @@ class Records(OfReader):
             )
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
-        return read if self.decode is not None else _decode_raw(*read, self.features or {})
+        return read if self.decode is not None else _decode_raw(read[0], self.features or {})
 
     def _decoded(self, read: tf.data.Dataset) -> tf.data.Dataset:
         """Decode serialized examples with the user's function or that of images, several at the same time.
