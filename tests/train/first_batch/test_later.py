@@ -299,7 +299,7 @@ def test_gradients_that_are_nothing_but_rounding(
     assert checked == [10]
     monkeypatch.setattr(parts, "but_for_rounding", lambda whole, parts, nudged: parts)
     with pytest.raises(StepError, match="gradients"):
-        check_module.compare_shares(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
+        check_module.compare_parts(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
 
 
 class _Counts(L.Layer):  # type: ignore[name-defined]

@@ -38,7 +38,7 @@ class _MeanOfBatches(M.Metric):
 @pytest.mark.parametrize(("metric", "name"), [(f1, "f1"), (_MeanOfBatches(), "of_batches")], ids=["function", "class"])
 def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"])
-    with pytest.raises(StepError, match=rf"The metric '{name}'.*5 \+ 11 rows.*unchecked=\('{name}',\)"):
+    with pytest.raises(StepError, match=rf"The metric '{name}'.*8 \+ 16 rows.*unchecked=\('{name}',\)"):
         check(loop, X, BINARY)
     again = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
     check(again, X, BINARY)
