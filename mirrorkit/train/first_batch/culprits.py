@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall
-from mirrorkit.train.first_batch.compared import rounding_of, rows_differ
+from mirrorkit.train.first_batch.compared import apart, rounding_of
 from mirrorkit.train.first_batch.running import Noted, PureRuns
 from mirrorkit.train.step.own_loss import LossModel
 from mirrorkit.train.step.supervised import Supervised
@@ -47,8 +47,9 @@ def _mixing(whole: Noted, parts: Sequence[Noted], share: float) -> tuple[Recorde
             return None
         outputs = (one.outputs for one in (call, *others))
         for output, *of_parts in zip(*outputs, strict=False):
-            is_one = not any(rows_differ(output, [part], share) for part in of_parts)  # such as a weight
-            if not is_one and rows_differ(output, of_parts, share):
+            is_one = all(apart(output, part) <= share for part in of_parts)  # such as a weight
+            together = np.concatenate([np.atleast_1d(part) for part in of_parts])
+            if not is_one and apart(output, together) > share:
                 return call, output
     return None
 

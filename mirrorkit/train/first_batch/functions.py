@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.compared import LARGEST, is_loss, near, shown
+from mirrorkit.train.first_batch.compared import LARGEST, apart, is_loss, shown
 from mirrorkit.train.first_batch.running import PureRuns
 from mirrorkit.train.first_batch.sampled_rows import Rows, rows_to_see, size_of, take, variants_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
@@ -89,12 +89,12 @@ def _differences(step: Supervised, rows: Rows, count: int) -> Iterator[tuple[str
     with _measuring(step, rows):
         runs = PureRuns(step, (tf.range(count),), "test")
         whole, parts = runs.both()
-        suspects = [name for name, log in parts.logs.items() if not near(whole.logs[name], log, _EXACT)]
+        suspects = [name for name, log in parts.logs.items() if apart(whole.logs[name], log) > _EXACT]
         if not suspects:
             return
         again = PureRuns(step, (tf.range(count - 1, -1, -1),), "test").whole()
     for name in suspects:
         one, other = whole.logs[name], parts.logs[name]
-        share = _EXACT if near(one, again.logs[name], _EXACT / 10) else LARGEST
-        if not near(one, other, share):
+        share = _EXACT if apart(one, again.logs[name]) <= _EXACT / 10 else LARGEST
+        if apart(one, other) > share:
             yield name, f"{shown(one)} in place of {shown(other)} for {' + '.join(map(str, runs.sizes))} rows"

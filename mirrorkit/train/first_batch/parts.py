@@ -18,6 +18,7 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, Nest
 from mirrorkit.errors import MirrorkitError, StepError
@@ -29,8 +30,8 @@ from mirrorkit.train.first_batch.keras_updates import update_fault
 from mirrorkit.train.first_batch.replica_runs import ReplicaRuns
 from mirrorkit.train.first_batch.running import PureRuns, predicted
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
-from mirrorkit.train.first_batch.sampled_rows import ENOUGH, FEW, ROWS, is_telling, rows_to_see, size_of, spread, take
-from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.first_batch.sampled_rows import FEW, is_telling, rows_to_see, size_of, spread, take
+from mirrorkit.train.reduce.tracing import numbers_by_row, outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.step.keras_step import KerasStep
@@ -90,7 +91,8 @@ def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, i
     if what == "predict":
         check_tensors(batch)
         check_batched(step.trained, step.unpack(batch).x)
-        return batch, ENOUGH // ROWS
+        traced = tf.function(step.outputs, autograph=False).get_concrete_function(batch)
+        return batch, numbers_by_row(traced.graph, size_of(batch))
     parts = step.unpack(batch).present
     step.prepare(batch, what)
     _require_known(step)

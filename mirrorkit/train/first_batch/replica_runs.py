@@ -14,6 +14,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
 from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.at_rest import at_rest
 from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
 from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of
@@ -64,9 +65,9 @@ class ReplicaRuns:
             replica = int(this_replica()[0])
             first, own = (0, total) if everywhere else (sum(sizes[:replica]), sizes[replica])
             rows = tf.nest.map_structure(lambda tensor: tensor[first : first + own], batch)
-            checked = RowDraws(own, first, total, self._drawn, shapes)
-            share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
-            _, scope = step.run(what, rows, share)
+            share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64))
+            with ambient.set(draws=RowDraws(own, first, total, self._drawn, shapes)):
+                _, scope = step.run(what, rows, share)
             if local == 0:
                 applied[:] = scope.applied
             return tf.constant(0)

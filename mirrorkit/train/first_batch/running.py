@@ -121,9 +121,9 @@ class PureRuns:
             return found, self.y_pred, [note.added for note in self.notes]
 
         placed, self.notes = step.on_first, []
-        outside: list[tf.Tensor] = []  # seeds of draws that are made again where a gradient is taken
+        outside = RowDraws(self.count, 0, self.count, [], self._shapes)  # made again where a gradient is taken
         resting = at_rest(step.trained) if is_training else contextlib.nullcontext()
-        with ambient.set(seeds=outside), resting, self._noting():
+        with ambient.set(draws=outside), resting, self._noting():
             is_long = self._longest > _LONG and any(
                 isinstance(one, keras.layers.RNN) for one in layers_of(step.trained)
             )
@@ -131,7 +131,7 @@ class PureRuns:
                 function = tf.function(placed(function) if placed else function, autograph=False)
             found, self.y_pred, added = function(list(values.weights), list(values.state), self._rows)
         self.notes = [note._replace(added=of_part) for note, of_part in zip(self.notes, added, strict=True)]
-        self.all_draws_known &= not outside
+        self.all_draws_known &= not outside.seeds
         return [Ran([], {}, {}, one) if self._what == "predict" else self._trained(*one) for one in found]
 
     @contextlib.contextmanager
@@ -179,7 +179,7 @@ class PureRuns:
                 draws = RowDraws(own, first, self.count, drawn, self._shapes)
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(contextlib.suppress(_NotKnown))
-                    stack.enter_context(ambient.set(gather=gather, draws=draws, seeds=draws.seeds))
+                    stack.enter_context(ambient.set(gather=gather, draws=draws))
                     self.notes.append(Noted(stack.enter_context(recorded()) if recording else [], [], []))
                     found.append(of_part(take(rows, list(range(first, first + own)))))
                     self.all_draws_known &= draws.all_are_known

@@ -34,8 +34,8 @@ def _seed(given: Any) -> tf.Tensor:
     # TensorFlow's global seed (`tf.random.set_seed`), or one number where there is none, and that of the operation.
     of_process, of_draw = tf.compat.v1.get_seed(0 if given is None else hash(given) % 2**31)
     own = fold(tf.constant([of_draw, scope.draws], tf.int64), of_process, *tf.unstack(scope.share.draw_numbers()))
-    if scope.share.checked is not None:
-        scope.share.checked.seeds.append(own)
+    if ambient.draws is not None:
+        ambient.draws.seeds.append(own)
     return own
 
 

@@ -25,6 +25,7 @@ from mirrorkit._types import (
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.strategy import first_replica, local_replica, require_same
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
 from mirrorkit.train.keras_model.calling import running
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -244,9 +245,7 @@ class KerasStep(LoopStep):
         by_user = self._options.runs_keras
         scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=by_user)
         more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
-        if share.checked is not None:
-            more |= {"draws": share.checked, "seeds": share.checked.seeds}
-        elif share.replicas > 1:  # on one, the numbers drawn are Keras's
+        if share.replicas > 1 and ambient.draws is None:  # on one, the numbers drawn are Keras's
             more["numbers"] = lambda: [share.draw_numbers()[-1]]
         with running(self.model, scope, scope=scope, **more):
             yield scope

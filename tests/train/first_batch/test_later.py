@@ -289,13 +289,13 @@ def test_gradients_that_are_nothing_but_rounding(
 ) -> None:
     """At the weights of the least squares those of several rows add up to nothing."""
     loop = _loop_of(strategy_of(*TWO))
-    x, y = np.tile(100 * X[:5], (2, 1)), np.tile(1000 * X[5:10, 1:2], (2, 1))
+    x, y = np.tile(100 * X[:8], (2, 1)), np.tile(1000 * X[8:16, 1:2], (2, 1))
     x[:, 1:] = 0.0
     slope, bias = np.polyfit(x[:, 0], y[:, 0], 1)
     settles = keras.callbacks.Callback()
     best = [np.array([[slope], [0.0], [0.0], [0.0]]), np.array([bias])]
     settles.on_train_batch_end = lambda batch, logs=None: loop.step.model.set_weights(best)
-    loop.fit(plain_dataset(x, y, batch=10).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
+    loop.fit(plain_dataset(x, y, batch=16).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
     assert checked == [10]
     monkeypatch.setattr(parts, "but_for_rounding", lambda whole, parts, nudged: parts)
     with pytest.raises(StepError, match="gradients"):
