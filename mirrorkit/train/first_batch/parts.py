@@ -118,16 +118,17 @@ def _name(step: Supervised | KerasStep, what: FirstOf) -> str:
 def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstOf, *, with_functions: bool) -> None:
     """Refuse a step that does otherwise on parts of some rows of a batch, and name what is to blame."""
     runs = _runs(step, rows, what)
-    unchecked = step.unchecked if isinstance(step, KerasStep) else step.options.unchecked
-    differences = [] if "rows" in unchecked else _differences(step, runs, batch, what)
     if isinstance(runs, ReplicaRuns) or runs.step.options.runs_keras:
-        for _, text in differences:
-            raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}")
+        if isinstance(step, KerasStep) or "rows" not in step.options.unchecked:
+            for _, text in _differences(step, runs, batch, what):
+                raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}")
         return
+    options, unchecked = runs.step.options, runs.step.options.unchecked
+    differences = _differences(step, runs, batch, what)
     found: dict[str, list[str]] = {}
-    if with_functions and not runs.step.options.takes_batches:
+    if with_functions and not options.takes_batches:
         found = function_faults(runs, batch)
-    if differences:
+    if differences and "rows" not in unchecked:
         # Losses and layers explain gradients and logs; what neither explains is told as it is.
         found |= _blamed(runs, what, differences)
         if not any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss")):
@@ -138,8 +139,7 @@ def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstO
         raise StepError(
             f"{runs.step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen "
             "on rows of the data and on parts of them. If you know that it is right: "
-            f"unchecked={names!r}, an argument of mk.train.Step{'.from_loss' * runs.step.options.of_values} and "
-            "mk.fit.)"
+            f"unchecked={names!r}, an argument of mk.train.Step{'.from_loss' * options.of_values} and mk.fit.)"
         )
 
 

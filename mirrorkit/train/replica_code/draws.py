@@ -16,7 +16,7 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.train.keras_model.seeds import fold
-from mirrorkit.train.reduce.tracing import draws
+from mirrorkit.train.reduce.tracing import draws, foreign_state
 from mirrorkit.train.replica_code.scope import ShareScope
 
 
@@ -29,6 +29,8 @@ def _global_seed_generator(original: Callable[..., Any]) -> Any:
 def _seed(given: Any) -> tf.Tensor:
     """Return another seed of the scope, int64 [2]."""
     scope: ShareScope = ambient.scope
+    if scope.is_pure and not scope.by_user:  # whose step counts for the seeds that it knows alone
+        raise scope.refusal("it draws without a seed", "") from foreign_state(["the seed of a draw that names none"])
     scope.require_no_loop()
     scope.draws += 1
     # TensorFlow's global seed (`tf.random.set_seed`), or one number where there is none, and that of the operation.

@@ -62,11 +62,15 @@ class _CentersLater(L.Layer):  # type: ignore[name-defined]
 
 
 class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
-    """A train_step of its own: it minimizes a mean over the rows; after some steps, or at a low rate, the maximum."""
+    """A train_step of its own: it minimizes a mean over the rows; after some steps, or at a low rate, the maximum.
 
-    def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9) -> None:
+    Also from so many rows on.
+    """
+
+    def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9, largest_from: int = 10**9) -> None:
         super().__init__()
         self.net, self.largest_after = sequential((4,), *layers(), L.Dense(1)), largest_after
+        self.largest_from = largest_from
         self.tracker = keras.metrics.Mean(name="loss")
 
     @property
@@ -82,6 +86,7 @@ class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
             is_late = (self.optimizer.iterations >= 2 * self.largest_after) | (self.optimizer.learning_rate < 0.005)
             with tf.GradientTape() as tape:
                 each = tf.reduce_mean((self.net(x, training=True) - y) ** 2, -1)
+                is_late |= tf.shape(each)[0] >= self.largest_from
                 loss = tf.where(is_late, tf.reduce_max(each), tf.reduce_mean(each))
             weights = self.net.trainable_variables
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
@@ -282,6 +287,16 @@ def test_a_train_step_of_its_own(strategy_of: Any) -> None:
     with pytest.raises(StepError, match="the check at step 10 "):
         loop.fit(ENDLESS, steps_per_epoch=150, verbose=0)
     assert loop.position.steps == 100
+
+
+@pytest.mark.parametrize(("replicas", "first"), [(2, 13), (3, 24)])
+def test_a_step_with_two_updates_that_depends_on_the_number_of_rows(
+    replicas: int, first: int, strategy_of: Any
+) -> None:
+    match = "does not mean the same on shares"
+    with pytest.raises(StepError, match=match):
+        _loop_of(strategy_of("mirrored", replicas), largest_from=first).fit(plain_dataset(X, X[:, :1], batch=24))
+    _loop_of(strategy_of("mirrored", replicas), largest_from=25).fit(plain_dataset(X, X[:, :1], batch=24))
 
 
 def test_gradients_that_are_nothing_but_rounding(
