@@ -47,10 +47,6 @@ def test_any_numeric_dtype(dtype, exact):
     assert (found[0] != found[1]).any() or dtype == "bool"
 
 
-def test_nothing_has_no_fingerprint():
-    assert fingerprints([]).shape == (0, 2)
-
-
 def rows(*of_workers: list[float]) -> np.ndarray:
     """Fingerprints of a single tensor on each worker, or of several."""
     return np.array([[[value, -value] for value in of_worker] for of_worker in of_workers])
