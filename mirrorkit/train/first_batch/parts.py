@@ -71,11 +71,11 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
             raise StepError(f"The step does not do what Keras's fit does: {fault}")
         if (step.shards if what == "train" else step.strategy.num_replicas_in_sync) == 1:
             return True
-    count = rows_to_see(size_of(batch), numbers, least)
-    parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, count)
+    to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
+    parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
     if parts is None:
         return False
-    rows = spread(parts, count)
+    rows = spread(parts, to_see(size_of(parts)))
     is_first = what != "predict" and "train" not in step.checked
     with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
         if is_first and isinstance(step, Supervised):
