@@ -95,8 +95,8 @@ def apart(one: Any, other: Any, before: Any = 0.0, *, nothing: float = 1e-6) -> 
         return SIXTEEN / 2 if np.any(one != other) else 0.0  # of numbers in 16 bits the largest may be another's
     one, other = (array.astype(np.complex128 if dtype.is_complex else np.float64) for array in (one, other))
     are_same = (one == other) | (np.isnan(one) & np.isnan(other))
-    distances = np.nan_to_num(np.where(are_same, 0.0, np.abs(one - other)), nan=np.inf, posinf=np.inf)
-    largest = float(np.max(distances, initial=0.0))
+    apart_by = np.abs(np.subtract(one, other, out=np.zeros_like(one), where=~are_same))
+    largest = float(np.max(np.nan_to_num(apart_by, nan=np.inf, posinf=np.inf), initial=0.0))
     if largest <= max(nothing, _RESOLUTION * _largest(one, other)):
         return 0.0
     return largest / max(_largest(one - before, other - before), nothing)
