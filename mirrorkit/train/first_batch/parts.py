@@ -81,8 +81,7 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
         if is_first and isinstance(step, Supervised):
             require_same_results(step, rows, training=what == "train")
         with_functions = again or is_first or (what == "test" and what in step.checked)
-        compare = functools.partial(_compare, with_functions=with_functions)
-        outside_replica(functools.partial(compare, step, rows, parts, what))
+        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=with_functions))
     return is_telling(rows)
 
 
