@@ -90,7 +90,10 @@ def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, i
     if what == "predict":
         check_tensors(batch)
         check_batched(step.trained, step.unpack(batch).x)
-        traced = tf.function(step.outputs, autograph=False).get_concrete_function(batch)
+        try:
+            traced = tf.function(step.outputs, autograph=False).get_concrete_function(batch)
+        except Exception:  # whatever a user's layer may raise; the run, which is next, will
+            return batch, 0
         return batch, numbers_by_row(traced.graph, size_of(batch))
     parts = step.unpack(batch).present
     step.prepare(batch, what)
