@@ -1,4 +1,4 @@
-"""The cost of the checks of the first batch, compared with eager steps of Keras on the same rows and with the first step.
+"""The cost of the checks of the first batch, compared with eager steps of Keras on it and with the first step.
 
     python examples/benchmarks/first_batch.py --replicas 2 --rounds 5
 
