@@ -48,7 +48,8 @@ def _mixing(whole: Noted, parts: Sequence[Noted], share: float) -> tuple[Recorde
         outputs = (one.outputs for one in (call, *others))
         for output, *of_parts in zip(*outputs, strict=False):
             is_one = all(apart(output, part) <= share for part in of_parts)  # such as a weight
-            together = np.concatenate([np.atleast_1d(part) for part in of_parts])
+            are_alike = len({part.shape[1:] for part in of_parts}) == 1  # else they are padded differently
+            together = np.concatenate([np.atleast_1d(part) for part in of_parts]) if are_alike else np.nan
             if not is_one and apart(output, together) > share:
                 return call, output
     return None

@@ -52,11 +52,6 @@ def rows(*of_workers: list[float]) -> np.ndarray:
     return np.array([[[value, -value] for value in of_worker] for of_worker in of_workers])
 
 
-def test_rounding_is_no_difference():
-    assert list(parted(rows([1.0], [1.0 + 1e-7]), 1e-6)) == []
-    assert list(parted(rows([1.0], [1.0 + 1e-5]), 1e-6)) == [(0, [1])]
-
-
 def test_the_chief_is_right_where_there_are_two():
     assert list(parted(rows([1.0, 2.0], [1.0, 3.0]), 0.0)) == [(1, [1])]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
+from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, AddsInTraining, X, binary_net, check, f1
 from training_helpers import line_net, sequential
 
 import mirrorkit as mk
@@ -122,14 +122,8 @@ def _net_with(layer: Any) -> Any:
     return lambda: sequential((4,), layer, L.Dense(1))
 
 
-class _AddsFrom(L.Layer):  # type: ignore[name-defined]
-    def __init__(self, first: int) -> None:
-        super().__init__()
-        self.factor = _from(first)
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(self.factor(x) * ops.mean(ops.square(x)))
-        return x
+def _adds_from(first: int) -> Any:
+    return AddsInTraining(lambda x: _from(first)(x) * ops.mean(x))
 
 
 def _squares(first: int) -> Any:
@@ -140,7 +134,7 @@ KINDS: dict[str, tuple[Any, str]] = {
     "loss": (lambda first: (line_net, {"loss": _squares(first)}), "The loss"),
     "metric": (lambda first: (line_net, {"metrics": [_squares(first)]}), "The metric"),
     "layer": (lambda first: (_net_with(L.Lambda(lambda x: x * _from(first)(x))), {}), "on how many there are"),
-    "added": (lambda first: (_net_with(_AddsFrom(first)), {}), "adds"),
+    "added": (lambda first: (_net_with(_adds_from(first)), {}), "adds"),
 }
 
 
@@ -162,4 +156,4 @@ def test_losses_are_compared_on_more_rows_than_a_large_model_sees(
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     with pytest.raises(StepError, match=r"The loss.* for 21 \+ 43 rows"):
         check(make_loop(TWO, line_net, loss=_squares(40)), x, x[:, :1])
-    check(make_loop(TWO, _net_with(_AddsFrom(40))), x, x[:, :1])  # a layer is not
+    check(make_loop(TWO, _net_with(_adds_from(40))), x, x[:, :1])  # a layer is not

@@ -150,6 +150,17 @@ def test_an_outlier_anywhere_in_the_batch(make_loop: Any) -> None:
         check(make_loop(TWO, lambda: sequential((4,), scaled, L.Dense(1))), x, x[:, :1])
 
 
+def test_texts_that_are_padded_to_the_longest_of_a_share(make_loop: Any) -> None:
+    def net() -> Any:
+        inputs = keras.Input((1,), dtype="string")
+        words = L.Embedding(4, 3, name="words")(L.TextVectorization(vocabulary=["a", "b"])(inputs))
+        return keras.Model(inputs, L.Dense(1)(L.GlobalAveragePooling1D()(words)))
+
+    texts = np.array([["a b"]] * 23 + [["a b a b"]])
+    with pytest.raises(StepError, match=r"What 'words'.* depends on the other examples"):
+        check(make_loop(TWO, net), texts, X[:, :1])
+
+
 @pytest.mark.slow
 def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> None:
     """And one that does not, which raises no alarm."""
