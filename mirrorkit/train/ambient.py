@@ -38,8 +38,7 @@ class Ambient(threading.local):
         seeds_on_host: whether seeds are prepared on the host, where TensorFlow's random operations want them. Keras
             prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
         numbers: returns what is folded into each seed that a `SeedGenerator` gives; without a draw it is never called.
-        seeds: a list that gets each of these seeds.
-        draws: the `RowDraws` of the part of a batch that is computed.
+        draws: the `RowDraws` of the part of a batch that is computed for a check, which gets each of these seeds.
         gather: what `mk.train.all_gather` does: a step knows what a trace of it is a part of.
         save: saves what Python objects keep of a trace, such as the losses that a layer has added, and returns what
             puts it back; see `switching`.
@@ -57,7 +56,6 @@ class Ambient(threading.local):
     totals: Any = None
     seeds_on_host = False
     numbers: Callable[[], Any] | None = None
-    seeds: Any = None
     draws: Any = None
     gather: Callable[[Any], Any] | None = None
     save: Callable[[], Callable[[], None]] | None = None

@@ -247,6 +247,7 @@ BY_BATCH: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a target of nothing": (AQ, _two_outputs, {"loss": {"a": "mse"}}, "loss and metrics for this data"),
     "a layer assigns its kernel": (XY, _lipschitz, {}, "assigns the weight '.*lipschitz.*kernel'"),
     "no generator": (XY, _drawing(lambda x: keras.random.normal((1,))), {}, "SeedGenerator"),
+    "TensorFlow's draws": (XY, _drawing(lambda x: tf.random.normal((1,))), {}, "SeedGenerator"),
 }
 
 

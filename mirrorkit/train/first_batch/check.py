@@ -12,7 +12,7 @@ import numpy as np
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.train.first_batch.own_draws import require_own_draws
-from mirrorkit.train.first_batch.parts import compare_parts, compare_shares
+from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.step.custom import Custom
@@ -52,7 +52,7 @@ def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
         is_due = is_cut and what == "train" and not again and "seeds" not in step.unchecked
         return (lambda step, batch, what: require_own_draws(step, batch)) if is_due else None
     if isinstance(step, KerasStep):
-        return compare_shares if is_cut and what != "predict" and "rows" not in step.unchecked else None
+        return compare_parts if is_cut and what != "predict" and "rows" not in step.unchecked else None
     if what == "predict":
         is_right = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
         return compare_parts if is_cut and not is_right else None

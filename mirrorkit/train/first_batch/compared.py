@@ -14,8 +14,8 @@ from mirrorkit.train.keras_model.layer_state import has_sixteen_bits
 # Differences, in parts of a number's size:
 LARGEST = 1e-3  # larger than any rounding in float32
 SIXTEEN = 0.05  # the same in 16 bits
-_GRADIENT = 3e-5  # of the norm of a weight's gradient; of all together rounding is 3e-7 in nets of 4 to 22 layers
-_NOTHING = 1e-7  # the norm of a difference between gradients, below which it is none
+_GRADIENT = 3e-5  # of a weight's gradient; of all together rounding is 3e-7 in nets of 4 to 22 layers
+_NOTHING = 1e-7  # a difference between gradients, below which it is none
 _LATER = 0.05  # of an update after the first, whose weights an optimizer may have moved by rounding alone
 _ROUNDED = 30  # times what the last digits of the weights change: as much may be rounding
 _RESOLUTION = 4 * float(np.finfo(np.float32).eps)  # of a value that advances
@@ -54,31 +54,52 @@ def differing(
     """
     share = rounding_of(model)
     first = share if share > LARGEST or multiplies_coarsely() else _GRADIENT
-    for number, (one, other) in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
+    loose = max(share, _LATER) if len(whole.gradients) > 1 else share
+    for number, updates in enumerate(zip(whole.gradients, parts.gradients, strict=True)):
         # Each weight by itself, since an optimizer may scale it so; after an update, which may have done that to what
         # rounding left, all of them together.
-        pairs = [([a], [b]) for a, b in zip(one, other, strict=True)] if number == 0 else [(one, other)]
-        apart = [_apart(*pair) for pair in pairs]
-        worst = int(np.argmax(apart)) if apart else 0
-        if apart and apart[worst] > (max(share, _LATER) if number else first):
+        one, other = updates if number == 0 else ([np.concatenate([*map(np.ravel, all_)])] for all_ in updates)
+        distances = [apart(*pair, nothing=_NOTHING) for pair in zip(one, other, strict=True)]
+        if max(distances, default=0.0) > (loose if number else first):
+            worst = int(np.argmax(distances))
             of = f" of {weights[worst]!r}" if weights else ""
-            size, other_size = map(_norm, pairs[worst])
             yield (
                 "gradients",
-                f"gives its update {number + 1} gradients{of} of the norm {size:.4g} on all rows, and of "
-                f"{other_size:.4g} when averaged over shares, {apart[worst]:.2g} of it apart.",
+                f"gives its update {number + 1} gradients{of} with {shown(one[worst])} on all rows, and with "
+                f"{shown(other[worst])} when averaged over shares, {distances[worst]:.2g} of the largest apart.",
             )
-    loose = max(share, _LATER) if len(whole.gradients) > 1 else share
     for name, old in (before or {}).items():
-        if _moved_apart(old, whole.state[name], parts.state[name], share=loose):
-            after = f"{shown(whole.state[name])} after all rows, and at {shown(parts.state[name])} after shares"
+        values = numbers([whole.state[name], parts.state[name], old])
+        if apart(*values) > loose:
+            after = f"{shown(values[0])} after all rows, and at {shown(values[1])} after shares"
             yield "state", f"leaves {name!r} at {after}."
     for name, log in parts.logs.items():
-        if not near(whole.logs[name], log, loose):
+        if apart(whole.logs[name], log) > loose:
             yield name, f"logs {name!r} as {shown(whole.logs[name])} on all rows, and as {shown(log)} on shares."
     for name, rows in parts.rows.items():
-        if rows_differ(whole.rows[name], [rows], share):
+        if apart(whole.rows[name], rows) > share:
             yield name, ""
+
+
+def apart(one: Any, other: Any, before: Any = 0.0, *, nothing: float = 1e-6) -> float:
+    """Return by which part of the largest number two arrays differ, or of the way that they have gone from `before`.
+
+    It is infinite for other shapes, and where a number is not finite in one alone. A difference up to `nothing`, or of
+    the last digits, is none.
+    """
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape:
+        return np.inf
+    dtype = tf.as_dtype(one.dtype)
+    if not (dtype.is_floating or dtype.is_complex):
+        return SIXTEEN / 2 if np.any(one != other) else 0.0  # of numbers in 16 bits the largest may be another's
+    one, other = (array.astype(np.complex128 if dtype.is_complex else np.float64) for array in (one, other))
+    are_same = (one == other) | (np.isnan(one) & np.isnan(other))
+    apart_by = np.abs(np.subtract(one, other, out=np.zeros_like(one), where=~are_same))
+    largest = float(np.max(np.nan_to_num(apart_by, nan=np.inf, posinf=np.inf), initial=0.0))
+    if largest <= max(nothing, _RESOLUTION * _largest(one, other)):
+        return 0.0
+    return largest / max(_largest(one - before, other - before), nothing)
 
 
 def but_for_rounding(whole: Ran, parts: Ran, nudged: Ran) -> Ran:
@@ -104,50 +125,14 @@ def nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
     return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))
 
 
-def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-    """Return the distance of gradients by the larger norm; infinite where any number is NaN."""
-    apart = _norm([a - b for a, b in zip(one, other, strict=True)])
-    if apart <= _NOTHING:
-        return 0.0
-    return float(np.nan_to_num(apart / max(_norm(one), _norm(other)), nan=np.inf))
-
-
 def _largest(*arrays: np.ndarray) -> float:
     """Return the size of the largest finite number."""
     return max(float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array))) for array in arrays)
 
 
-def rows_differ(whole: Any, parts: Sequence[Any], share: float) -> bool:
-    """Return whether outputs for all rows are not those for the parts, one behind the other.
-
-    `share` is what rounding may be of the largest number.
-    """
-    one, other = np.asarray(whole), np.concatenate([np.atleast_1d(np.asarray(part)) for part in parts])
-    if one.shape != other.shape:
-        return True
-    dtype = tf.as_dtype(one.dtype)
-    if not (dtype.is_floating or dtype.is_complex):
-        return share < SIXTEEN and bool(np.any(one != other))  # of numbers in 16 bits the largest may be another's
-    wide = np.complex128 if dtype.is_complex else np.float64
-    one, other = one.astype(wide), other.astype(wide)
-    return differ(one, other, share * _largest(one))
-
-
 def numbers(tensors: Sequence[Any]) -> list[np.ndarray]:
     """Return them in float64."""
     return [np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
-
-
-def differ(one: np.ndarray, other: np.ndarray, rounding: float) -> bool:
-    """Whether two arrays differ by more than rounding; NaN on either side is no difference."""
-    return bool(np.any(np.abs(one - other) > rounding)) if one.shape == other.shape else True
-
-
-def near(one: Any, other: Any, share: float) -> bool:
-    """Whether two arrays or tensors agree but for a share of the largest number; NaN beside NaN does."""
-    one, other = numbers([one, other])
-    rounding = share * _largest(one, other) + 1e-6
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=rounding, equal_nan=True))
 
 
 def shown(value: Any) -> str:
@@ -160,13 +145,3 @@ def multiplies_coarsely() -> bool:
     """Whether there are GPUs, of which some multiply float32 numbers with 10 bits after the point (TF32)."""
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     return tf32 and bool(tf.config.list_logical_devices("GPU"))
-
-
-def _moved_apart(*values: np.ndarray, share: float) -> bool:
-    """Return whether a variable, from its old value on, went to two places that differ by a share of the way."""
-    old, one, other = numbers(values)
-    return differ(one, other, max(share * _largest(one - old, other - old), _RESOLUTION * _largest(one, other)))
-
-
-def _norm(values: Sequence[np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(np.asarray(value, np.float64))) for value in values)))

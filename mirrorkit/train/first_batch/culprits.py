@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, Nest
+from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
-from mirrorkit.recording import RecordedCall, recorded
-from mirrorkit.train.first_batch.compared import rounding_of, rows_differ
-from mirrorkit.train.first_batch.rows import Computed, InParts
-from mirrorkit.train.first_batch.sampled_rows import parts_of
-from mirrorkit.train.keras_model.calling import call_model
+from mirrorkit.recording import RecordedCall
+from mirrorkit.train.first_batch.compared import apart, rounding_of
+from mirrorkit.train.first_batch.running import Noted, PureRuns
 from mirrorkit.train.step.own_loss import LossModel
 from mirrorkit.train.step.supervised import Supervised
 
@@ -24,53 +21,23 @@ LAYERS = (
 )
 
 
-class Called(NamedTuple):
-    """A pass through the model."""
-
-    outputs: Nest
-    calls: list[RecordedCall]
-    adding: list[Any]  # layers, which add to the loss
-    added: Sequence[tf.Tensor]
-
-
-def called(step: Supervised, x: Nest, *cuts: Sequence[int], training: bool, eager: bool = False) -> Iterator[Called]:
-    """Call the model on inputs that are cut into parts of these sizes; a trace has no `calls`, see `Computed`."""
-    found: list[tuple[list[RecordedCall], list[Any]]] = []
-
-    def of_part(weights: Any, state: Any, rows: Nest) -> Nest:
-        with recorded() as calls:
-            outputs, added = call_model(step.trained, weights, state, rows, training=training)
-        found.append((calls, [layer for layer, _ in added]))
-        return outputs, [value for _, value in added]
-
-    def of_cuts(weights: list[tf.Tensor], state: list[tf.Tensor], in_parts: InParts) -> list[Nest]:
-        parts: list[Nest] = []
-        for sizes in cuts:
-            parts += in_parts(lambda rows: of_part(weights, state, rows), sizes)
-        return parts
-
-    passes = Computed(step, x, training=training)(of_cuts, eager=eager)
-    for (outputs, added), (calls, adding) in zip(passes, found, strict=True):
-        yield Called(outputs, calls, adding, added)
-
-
-def culprits(step: Supervised, x: Nest, *, training: bool) -> dict[str, list[str]]:
-    """Say in sentences what differs for some rows of inputs, by the name that leaves it unchecked."""
-    count = int(tf.nest.flatten(x)[0].shape[0])
+def culprits(runs: PureRuns, *, training: bool) -> dict[str, list[str]]:
+    """Say in sentences what differs between all rows and parts of them, by the name that leaves it unchecked."""
     try:
-        whole, *parts = called(step, x, [count], parts_of(count), training=training, eager=True)
+        runs.both(recording=True)
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise
         return {}
+    step, (whole, *parts) = runs.step, runs.notes
     found = _mixing(whole, parts, rounding_of(step.model))
     return {
-        "rows": [] if found is None else [_said(step, *found, count, training=training)],
-        "add_loss": list(_added(step.model, whole, parts, count)),
+        "rows": [] if found is None else [_said(step, *found, runs.count, training=training)],
+        "add_loss": list(_added(step.model, whole, parts, runs.sizes)),
     }
 
 
-def _mixing(whole: Called, parts: Sequence[Called], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
+def _mixing(whole: Noted, parts: Sequence[Noted], share: float) -> tuple[RecordedCall, tf.Tensor] | None:
     """Return the first call, and its output, that for parts of the rows is neither that for all, nor parts of it."""
     # Each pass calls the same layers in the same order: a call of the pass over all rows is beside those of the parts.
     calls = (one.calls for one in (whole, *parts))
@@ -80,8 +47,10 @@ def _mixing(whole: Called, parts: Sequence[Called], share: float) -> tuple[Recor
             return None
         outputs = (one.outputs for one in (call, *others))
         for output, *of_parts in zip(*outputs, strict=False):
-            is_one = not any(rows_differ(output, [part], share) for part in of_parts)  # such as a weight
-            if not is_one and rows_differ(output, of_parts, share):
+            is_one = all(apart(output, part) <= share for part in of_parts)  # such as a weight
+            are_alike = len({part.shape[1:] for part in of_parts}) == 1  # else they are padded differently
+            together = np.concatenate([np.atleast_1d(part) for part in of_parts]) if are_alike else np.nan
+            if not is_one and apart(output, together) > share:
                 return call, output
     return None
 
@@ -110,9 +79,9 @@ def _said(step: Supervised, call: RecordedCall, output: tf.Tensor, count: int, *
     )
 
 
-def _added(model: KerasModel, whole: Called, parts: Sequence[Called], count: int) -> Iterator[str]:
+def _added(model: KerasModel, whole: Noted, parts: Sequence[Noted], sizes: Sequence[int]) -> Iterator[str]:
     """Compare what layers add to the loss, which must be a mean over the rows."""
-    sizes = parts_of(count)
+    count = sum(sizes)
     for i, (layer, value) in enumerate(zip(whole.adding, whole.added, strict=True)):
         total, values = _number(value), [_number(part.added[i]) for part in parts]
         mean = float(np.dot(sizes, values)) / count

@@ -6,6 +6,7 @@ The step evaluates predictions that are given: those of some rows, and others.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -13,31 +14,27 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._types import Nest
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.compared import LARGEST, is_loss, near, shown
-from mirrorkit.train.first_batch.culprits import called
+from mirrorkit.train.first_batch.compared import LARGEST, apart, is_loss, shown
 from mirrorkit.train.first_batch.running import PureRuns
-from mirrorkit.train.first_batch.sampled_rows import OTHER_ORDER, ROWS, Rows, few_rows, parts_of, take, variants_of
+from mirrorkit.train.first_batch.sampled_rows import Rows, rows_to_see, size_of, take, variants_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.step.supervised import Supervised
 
 _EXACT = 1e-5  # rounding of sums in parts of their size, where rows in another order differ by less than a tenth of it
 
 
-def function_faults(step: Supervised, parts: Nest, *, training: bool) -> dict[str, list[str]]:
-    """Return by log name what is wrong with losses and metrics, of `ROWS` rows that were taken apart."""
-    batch = unpack_batch(parts)
+def function_faults(runs: PureRuns, batch: Nest) -> dict[str, list[str]]:
+    """Return by log name what is wrong with losses and metrics, of what `runs` has predicted for rows of a batch."""
+    step = runs.step
     found: dict[str, list[str]] = {}
-    x = few_rows(step.trained, batch.x)
-    seen = tf.nest.flatten(x)[0].shape[0]
-    try:
-        (whole,) = called(step, x, [seen], training=training)
-    except StepError:
-        raise
-    except Exception:  # whatever a user's layer may raise; the step, which is run next, will
+    _, y, weight = unpack_batch(batch)
+    targets, outputs = ([one for one in tf.nest.flatten(part) if one is not None] for part in (y, runs.y_pred))
+    if any(one.shape[:1] != [runs.count] for one in outputs):  # its rows are not examples
         return found
-    for rows in variants_of(batch.y, whole.outputs, batch.weight, seen):
+    count = rows_to_see(size_of(batch), sum(math.prod(one.shape[1:]) for one in targets + outputs))
+    for rows in variants_of(y, runs.y_pred, weight, count):
         try:
-            for name, difference in _differences(step, rows):
+            for name, difference in _differences(step, rows, count):
                 function = step.measured.functions.get(name)
                 found.setdefault(name, [_said(name, f" ({function})" * bool(function), difference, rows)])
         except StepError:
@@ -87,17 +84,17 @@ def _measuring(step: Supervised, rows: Rows) -> Iterator[None]:
         del vars(model)["test_step"]
 
 
-def _differences(step: Supervised, rows: Rows) -> Iterator[tuple[str, str]]:
+def _differences(step: Supervised, rows: Rows, count: int) -> Iterator[tuple[str, str]]:
     """Yield by log name how the logs of all rows differ from those of the parts."""
     with _measuring(step, rows):
-        whole, parts = PureRuns(step, (tf.range(ROWS),), "test").both()
-        suspects = [name for name, log in parts.logs.items() if not near(whole.logs[name], log, _EXACT)]
+        runs = PureRuns(step, (tf.range(count),), "test")
+        whole, parts = runs.both()
+        suspects = [name for name, log in parts.logs.items() if apart(whole.logs[name], log) > _EXACT]
         if not suspects:
             return
-        again = PureRuns(step, (tf.constant(OTHER_ORDER),), "test").whole()
+        again = PureRuns(step, (tf.range(count - 1, -1, -1),), "test").whole()
     for name in suspects:
         one, other = whole.logs[name], parts.logs[name]
-        share = _EXACT if near(one, again.logs[name], _EXACT / 10) else LARGEST
-        if not near(one, other, share):
-            sizes = " + ".join(map(str, parts_of(ROWS)))
-            yield name, f"{shown(one)} in place of {shown(other)} for {sizes} rows"
+        share = _EXACT if apart(one, again.logs[name]) <= _EXACT / 10 else LARGEST
+        if apart(one, other) > share:
+            yield name, f"{shown(one)} in place of {shown(other)} for {' + '.join(map(str, runs.sizes))} rows"

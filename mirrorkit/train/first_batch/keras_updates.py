@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer
 from mirrorkit.optim import Packed, functional_apply, trainable_variables
-from mirrorkit.train.first_batch.compared import LARGEST, near, shown
+from mirrorkit.train.first_batch.compared import LARGEST, apart, shown
 
 _log = logging.getLogger("mirrorkit")
 
@@ -44,7 +44,7 @@ def update_fault(optimizer: KerasOptimizer) -> str | None:
         )
         return None
     for value, variable in zip(values, kept, strict=True):
-        if not near(value, variable.value, LARGEST):
+        if apart(value, variable.value) > LARGEST:
             return (
                 f"{_UPDATES} updates of {kind.__name__} move weights of the shape {list(variable.shape)} to "
                 f"{shown(value)}, its apply_gradients to {shown(variable.value)}: it keeps something where an update "

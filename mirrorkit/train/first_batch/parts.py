@@ -20,18 +20,18 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Batch, Nest
+from mirrorkit._types import Batch, KerasModel, Nest
 from mirrorkit.errors import MirrorkitError, StepError
+from mirrorkit.train.first_batch.at_rest import in_float32
 from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
 from mirrorkit.train.first_batch.functions import function_faults
 from mirrorkit.train.first_batch.keras_updates import update_fault
 from mirrorkit.train.first_batch.replica_runs import ReplicaRuns
-from mirrorkit.train.first_batch.rows import in_float32
 from mirrorkit.train.first_batch.running import PureRuns, predicted
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
-from mirrorkit.train.first_batch.sampled_rows import ROWS, few_rows, is_telling, seen_by, some_rows, take
-from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.first_batch.sampled_rows import FEW, is_telling, rows_to_see, size_of, spread, take
+from mirrorkit.train.reduce.tracing import numbers_by_row, outside_replica
 from mirrorkit.train.requirements.data import check_batched, check_tensors
 from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
 from mirrorkit.train.step.keras_step import KerasStep
@@ -41,7 +41,6 @@ from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
 
-_SETS = 2  # of rows, on which a step of the user's own is run: a threshold may hide in one
 _CURE = (
     "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
     "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
@@ -56,57 +55,50 @@ _STATE = (
 )
 
 
-def compare_shares(step: KerasStep, batch: Batch, what: FirstOf) -> bool:
-    """Refuse a model's own step that on shares of a batch does not come to what it does on all rows.
-
-    Returns whether there were rows that can tell a difference: of fewer than there are replicas each computes all.
-    """
-    replicas = step.strategy.num_replicas_in_sync
-    parts = rows_of_chief(step.strategy, batch, max(ROWS, _SETS * (replicas + 1)))
-    if _size(parts) < replicas:
-        return False
-    with in_float32(step.model):
-        _require_same(step, parts, what)
-    return is_telling(parts)
-
-
-def compare_parts(step: Supervised, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
+def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
     """Refuse a step that on parts of a batch does not come to what it does on all rows, and an optimizer like that.
 
     Returns whether there were rows that can tell a difference. Losses and metrics are compared by themselves before the
     first training, and each time that it is compared `again` later.
     """
-    parts: Nest | None = batch
+    if isinstance(step, KerasStep):
+        model, numbers, least = step.model, step.numbers[what], step.strategy.num_replicas_in_sync + 1
+    else:
+        model, least = step.trained, FEW
+        batch, numbers = _taken_apart(step, batch, what)
+        is_compared = what == "train" and not again and "keras" not in step.options.unchecked
+        if is_compared and (fault := update_fault(step.optimizer)):
+            raise StepError(f"The step does not do what Keras's fit does: {fault}")
+        if (step.shards if what == "train" else step.strategy.num_replicas_in_sync) == 1:
+            return True
+    to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
+    parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
+    if parts is None:
+        return False
+    rows = spread(parts, to_see(size_of(parts)))
+    is_first = what != "predict" and "train" not in step.checked
+    with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
+        if is_first and isinstance(step, Supervised):
+            require_same_results(step, rows, training=what == "train")
+        with_functions = again or is_first or (what == "test" and what in step.checked)
+        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=with_functions))
+    return is_telling(rows)
+
+
+def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, int]:
+    """Return what the step is given of a batch, and how many numbers a pass over each row holds."""
     if what == "predict":
         check_tensors(batch)
         check_batched(step.trained, step.unpack(batch).x)
-    else:
-        parts = step.unpack(batch).present
-        step.prepare(batch, what)
-        _require_known(step)
-    is_compared = what == "train" and not again and "keras" not in step.options.unchecked
-    if is_compared and (fault := update_fault(step.optimizer)):
-        raise StepError(f"The step does not do what Keras's fit does: {fault}")
-    shards = step.shards if what == "train" else step.strategy.num_replicas_in_sync
-    if shards == 1:
-        return True
-    if what != "predict":
-        parts = rows_of_chief(step.strategy, parts, ROWS)
-    if _size(parts) < (2 if step.options.runs_keras else 1):
-        return False
-    is_first = what != "predict" and "train" not in step.checked
-    with_functions = again or is_first or (what == "test" and what in step.checked)
-    compare = _require_same if step.options.runs_keras else functools.partial(_compare, with_functions=with_functions)
-    with in_float32(step.trained):
-        if is_first:
-            require_same_results(step, parts, training=what == "train")
-        with unchanged([]):  # a layer may draw from Python's or NumPy's generator
-            outside_replica(functools.partial(compare, step, parts, what))
-    return is_telling(parts)
-
-
-def _size(parts: Nest | None) -> int:
-    return 0 if parts is None else int(tf.nest.flatten(parts)[0].shape[0])
+        try:
+            traced = tf.function(step.outputs, autograph=False).get_concrete_function(batch)
+        except Exception:  # whatever a user's layer may raise; the run, which is next, will
+            return batch, 0
+        return batch, numbers_by_row(traced.graph, size_of(batch))
+    parts = step.unpack(batch).present
+    step.prepare(batch, what)
+    _require_known(step)
+    return parts, step.own.found(what, step.options.data(parts)).numbers
 
 
 def _require_known(step: Supervised) -> None:
@@ -117,116 +109,100 @@ def _require_known(step: Supervised) -> None:
         raise StepError(f"unchecked={unknown} names no check; the checks are {', '.join(sorted(known))}.")
 
 
-def _require_same(step: Supervised | KerasStep, parts: Nest, what: FirstOf) -> None:
-    """Refuse a model's own step that does otherwise on parts of some rows."""
-    for _, found in _differences(step, parts, what):
-        raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {found} {_CURE}")
+def _runs(step: Supervised | KerasStep, rows: Nest, what: FirstOf) -> PureRuns | ReplicaRuns:
+    return PureRuns(step, rows, what) if isinstance(step, Supervised) else ReplicaRuns(step, rows, what)
 
 
 def _name(step: Supervised | KerasStep, what: FirstOf) -> str:
     return f"{what}_step of {type(step.model).__name__}"
 
 
-def _compare(step: Supervised, parts: Nest, what: FirstOf, *, with_functions: bool) -> None:
-    """Refuse a step that does otherwise on parts of some rows, and name what is to blame."""
-    unchecked = step.options.unchecked
+def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstOf, *, with_functions: bool) -> None:
+    """Refuse a step that does otherwise on parts of some rows of a batch, and name what is to blame."""
+    runs = _runs(step, rows, what)
+    if isinstance(runs, ReplicaRuns) or runs.step.options.runs_keras:
+        if isinstance(step, KerasStep) or "rows" not in step.options.unchecked:
+            for _, text in _differences(step, runs, batch, what):
+                raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}")
+        return
+    options, unchecked = runs.step.options, runs.step.options.unchecked
+    differences = _differences(step, runs, batch, what)
     found: dict[str, list[str]] = {}
-    if with_functions and not step.options.takes_batches:
-        found = function_faults(step, some_rows(parts), training=what == "train")
-    differences = _differences(step, parts, what)
-    if differences:
+    if with_functions and not options.takes_batches:
+        found = function_faults(runs, batch)
+    if differences and "rows" not in unchecked:
         # Losses and layers explain gradients and logs; what neither explains is told as it is.
-        found |= _blamed(step, parts, what, differences)
+        found |= _blamed(runs, what, differences)
         if not any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss")):
             found["rows"] = [f"The step {text}" for name, text in differences if name not in found]
     names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
     if names:
         texts = itertools.chain(*(found[name] for name in names))
         raise StepError(
-            f"{step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen on a "
-            f"few rows of the data and on parts of them. If you know that it is right: unchecked={names!r}, an "
-            f"argument of mk.train.Step{'.from_loss' * step.options.of_values} and mk.fit.)"
+            f"{runs.step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen "
+            "on rows of the data and on parts of them. If you know that it is right: "
+            f"unchecked={names!r}, an argument of mk.train.Step{'.from_loss' * options.of_values} and mk.fit.)"
         )
 
 
-def _blamed(
-    step: Supervised, parts: Nest, what: FirstOf, differences: Sequence[tuple[str, str]]
-) -> dict[str, list[str]]:
+def _blamed(runs: PureRuns, what: FirstOf, differences: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     """Say what is to blame for the differences, by the name that leaves it unchecked."""
-    x = few_rows(step.trained, parts if what == "predict" else parts[0])
-    found = {"rows": [], **culprits(step, x, training=what == "train")}
+    found = {"rows": [], **culprits(runs, training=what == "train")}
     found["state"] = [f"The step {text} {_STATE}" for name, text in differences if name == "state"]
     if what == "predict":
-        title = predicted(differences[0][0], len(tf.nest.flatten(x)[0]))
+        title = predicted(differences[0][0], runs.count)
         found["rows"] = [f"{title} is not what parts of them give.", *(found["rows"] or [LAYERS])]
     return found
 
 
-def _differences(step: Supervised | KerasStep, parts: Nest, what: FirstOf) -> list[tuple[str, str]]:
-    """Say how parts of rows differ from all of them, for one set of rows after the other."""
-    found: list[tuple[str, str]] = []
-    if isinstance(step, Supervised) and "rows" in step.options.unchecked:
-        return found
-    for rows in _sets(step, parts):
-        try:
-            found += _between(step, rows, what)
-        except MirrorkitError:
-            raise
-        except Exception as error:  # whatever a user's step may raise
-            if isinstance(step, Supervised) and set(step.options.unchecked) - {"keras"}:
-                # What is left out may fail on other rows.
-                _log.warning("A few rows of a batch could not be compared: %s", told(error))
-            else:
-                _require_failing(step, parts, what, error, _size(rows))
-            break
-    return found
+def _differences(
+    step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, batch: Nest, what: FirstOf
+) -> list[tuple[str, str]]:
+    """Say how parts of rows differ from all of them; refuse a step that cannot be run on them."""
+    try:
+        return _between(runs, step.model, nudge=what == "train")
+    except MirrorkitError:
+        raise
+    except Exception as error:  # whatever a user's step may raise
+        if isinstance(step, Supervised) and set(step.options.unchecked) - {"keras"}:
+            # What is left out may fail on other rows.
+            _log.warning("A few rows of a batch could not be compared: %s", told(error))
+        else:
+            _require_failing(step, runs, batch, what, error)
+    return []
 
 
-def _require_failing(step: Supervised | KerasStep, parts: Nest, what: FirstOf, error: Exception, count: int) -> None:
+def _require_failing(
+    step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, batch: Nest, what: FirstOf, error: Exception
+) -> None:
     """Refuse a step that cannot be run on a few rows; but one that cannot on the whole batch, the training will."""
     cure = "The whole first batch fails, too."
     for shares in (step.strategy.num_replicas_in_sync, 1):  # a constant batch size fits the whole alone
         try:
-            for own in np.array_split(np.arange(_size(parts)), shares):
-                _runs(step, take(parts, own), what).whole()
+            for own in np.array_split(np.arange(size_of(batch)), shares):
+                _runs(step, take(batch, own), what).whole()
         except Exception:  # whatever a user's step may raise
             continue
         cure = ANY_ROWS
         break
     if cure == ANY_ROWS or what == "predict" or isinstance(step, KerasStep) or step.options.runs_keras:
         raise StepError(
-            f"{_name(step, what)} cannot be run on {count} rows and on shares of them: {told(error)} {cure} If this is "
-            'right, leave the check out: unchecked="rows".'
+            f"{_name(step, what)} cannot be run on {runs.count} rows and on shares of them: {told(error)} {cure} If "
+            'this is right, leave the check out: unchecked="rows".'
         ) from error
     _log.warning("The first batch could not be checked: %s", told(error))
 
 
-def _sets(step: Supervised | KerasStep, parts: Nest) -> list[Nest]:
-    """Return the rows that the step is run on."""
-    if isinstance(step, Supervised) and not step.options.runs_keras:
-        return [few_rows(step.trained, parts)]
-    there = _size(parts)
-    size = min(seen_by(step.model, parts), there if there < 2 * _SETS else there // _SETS)
-    if isinstance(step, KerasStep):  # a row for each replica
-        size = max(size, min(there, step.strategy.num_replicas_in_sync + 1))
-    return [take(parts, np.arange(first, first + size)) for first in range(0, there - size + 1, size)][:_SETS]
-
-
-def _runs(step: Supervised | KerasStep, rows: Nest, what: FirstOf) -> PureRuns | ReplicaRuns:
-    return PureRuns(step, rows, what) if isinstance(step, Supervised) else ReplicaRuns(step, rows, what)
-
-
-def _between(step: Supervised | KerasStep, rows: Nest, what: FirstOf) -> list[tuple[str, str]]:
+def _between(runs: PureRuns | ReplicaRuns, model: KerasModel, *, nudge: bool) -> list[tuple[str, str]]:
     """Say in sentences how parts of these rows differ from all of them."""
-    runs = _runs(step, rows, what)
     whole, parts = runs.both()
-    compare = functools.partial(differing, step.model, weights=runs.weights)
+    compare = functools.partial(differing, model, weights=runs.weights)
     if not any(compare(whole, parts, before=runs.before)):
         return []
     # What differs without being cut, or with other seeds where draws are not known by row, is no proof.
     for other_seeds in [False] if runs.all_draws_known else [False, True]:
         if any(compare(runs.whole(other_seeds=other_seeds), whole)):
             return []
-    if what == "train":
+    if nudge:
         parts = but_for_rounding(whole, parts, runs.whole(nudge=True))
     return list(compare(whole, parts, before=runs.before))

@@ -14,9 +14,10 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
 from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.train.ambient import ambient
+from mirrorkit.train.first_batch.at_rest import at_rest
 from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
-from mirrorkit.train.first_batch.rows import at_rest
-from mirrorkit.train.first_batch.sampled_rows import parts_of
+from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
 from mirrorkit.train.replica_code.scope import Share
@@ -36,7 +37,8 @@ class ReplicaRuns:
         self._step, self._rows = step, rows
         self._what: Pass = "train" if what == "train" else "test"
         self.before = _own_state(step)
-        self._sizes = parts_of(int(tf.nest.flatten(rows)[0].shape[0]), step.strategy.num_replicas_in_sync)
+        self.count, replicas = size_of(rows), step.strategy.num_replicas_in_sync
+        self._sizes = parts_of(self.count, replicas, replicas)
         self._drawn: Shapes = []  # the draws
 
     def both(self) -> tuple[Ran, Ran]:
@@ -63,9 +65,9 @@ class ReplicaRuns:
             replica = int(this_replica()[0])
             first, own = (0, total) if everywhere else (sum(sizes[:replica]), sizes[replica])
             rows = tf.nest.map_structure(lambda tensor: tensor[first : first + own], batch)
-            checked = RowDraws(own, first, total, self._drawn, shapes)
-            share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64), checked)
-            _, scope = step.run(what, rows, share)
+            share = Share(local, replicas, own, total, 1.0, lambda: tf.zeros([2], tf.int64))
+            with ambient.set(draws=RowDraws(own, first, total, self._drawn, shapes)):
+                _, scope = step.run(what, rows, share)
             if local == 0:
                 applied[:] = scope.applied
             return tf.constant(0)

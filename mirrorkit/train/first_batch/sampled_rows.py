@@ -1,4 +1,4 @@
-"""The rows with which a step is checked before it trains: a few of a batch, parts of them, and other values."""
+"""The rows with which a step is checked before it trains: those of a batch, parts of them, and other values."""
 
 from __future__ import annotations
 
@@ -9,47 +9,51 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import KerasModel, Nest, TensorLike
+from mirrorkit._types import Nest, TensorLike
 from mirrorkit.train.first_batch.compared import LARGEST
 from mirrorkit.train.totals.losses import mask_of
 
-ROWS = 16  # that are looked at
-SEEN = 3  # rows that a large model itself sees, of which each costs as much as all the rest; its outputs are repeated
-_WORK = 2**34  # rows times numbers in a row times weights: as much takes less than a second
-OTHER_ORDER = np.random.default_rng(1).permutation(ROWS)
+ROWS = 16  # that are looked at, at least: of a smaller batch some are taken twice
+FEW = 3  # of a model whose rows hold more numbers
+ENOUGH = 2**26  # numbers that a pass may hold in all its tensors
 _LABEL = 64  # numbers in a target, at most, that may be a class; more are a picture, and no two are alike
 
 
-def parts_of(count: int, parts: int = 2) -> list[int]:
-    """Return the sizes of parts of so many rows: unequal, since equal ones hide a mean that is taken for a sum."""
-    first = max(count // (parts + 1), 1)
+def parts_of(count: int, replicas: int, parts: int = 2) -> list[int]:
+    """Return the sizes of parts of so many rows, of which the first is smaller than a replica's share of them.
+
+    So each number of rows that all of them reach, and not each share, lies between all of them and that part. Parts are
+    unequal, since equal ones hide a mean that is taken for a sum.
+    """
+    first = max(count // (max(replicas, 2) + 1), 1)
     return [first, *map(len, np.array_split(range(count - first), parts - 1))]
 
 
-def seen_by(model: KerasModel, rows: Nest) -> int:
-    """Return how many rows a model itself is to see."""
-    numbers = sum(int(np.prod(tensor.shape[1:])) for tensor in tf.nest.flatten(rows))
-    weights = sum(int(np.prod(variable.shape)) for variable in model.variables)
-    return ROWS if ROWS * numbers * weights <= _WORK else SEEN
+def size_of(batch: Nest) -> int:
+    """Return how many rows there are."""
+    return int(tf.nest.flatten(batch)[0].shape[0])
 
 
-def few_rows(model: KerasModel, parts: Nest) -> Nest:
-    """Take as many rows as a model is to see, from all over a batch."""
-    some = some_rows(parts)
-    return take(some, np.linspace(0, ROWS - 1, seen_by(model, some)).astype(int))
+def rows_to_see(size: int, numbers: int, least: int = FEW) -> int:
+    """Return how many rows of a batch to look at, where each takes so many numbers: all that memory allows."""
+    return min(max(size, ROWS), max(ENOUGH // max(numbers, 1), least))
 
 
-def some_rows(parts: Nest) -> Nest:
-    """Take rows from all over a batch; of a small batch, some of them twice."""
-    size = tf.nest.flatten(parts)[0].shape[0]
-    return take(parts, np.linspace(0, size - 1, ROWS).astype(int) if size >= ROWS else np.arange(ROWS) % size)
+def spread(batch: Nest, count: int) -> Nest:
+    """Take so many rows from all over a batch; of a smaller one, some of them twice."""
+
+    def rows(tensor: tf.Tensor) -> tf.Tensor:
+        size = size_of(tensor)
+        places = np.linspace(0, size - 1, count).astype(int) if size >= count else np.arange(count) % size
+        return tf.gather(tensor, places)
+
+    return _each(rows, batch)
 
 
-def is_telling(parts: Nest) -> bool:
+def is_telling(rows: Nest) -> bool:
     """Return whether rows of x, (x, y) or (x, y, sample_weight) differ, and any counts: equal ones show no mixing."""
-    some = some_rows(parts)
-    first = np.asarray(tf.nest.flatten(some)[0])
-    weights = tf.nest.flatten(some[2:]) if isinstance(some, (tuple, list)) else []
+    first = np.asarray(tf.nest.flatten(rows)[0])
+    weights = tf.nest.flatten(rows[2:]) if isinstance(rows, (tuple, list)) else []
     return bool(np.any(first != first[:1])) and (not weights or any(map(np.any, weights)))
 
 
@@ -71,24 +75,20 @@ def _each(change: Callable[[tf.Tensor], tf.Tensor], nest: Nest) -> Nest:
     return tf.nest.map_structure(lambda one: None if one is None else change(one), nest)
 
 
-def variants_of(y: Nest, y_pred: Nest, weight: Nest, seen: int) -> Iterator[Rows]:
+def variants_of(y: Nest, y_pred: Nest, weight: Nest, count: int) -> Iterator[Rows]:
     """Yield rows as they are, with other targets of the batch, and with other predictions, weights, masks and zeros.
 
     Args:
-        y: the targets of `ROWS` rows; None for none.
-        y_pred: predictions for `seen` of them, which are repeated.
+        y: the targets of the batch; None for none.
+        y_pred: predictions for rows from all over it, of which some are repeated.
         weight: the weights; None for none.
-        seen: how many rows the model has seen.
+        count: how many rows there are to be.
     """
-    given = [one for one in tf.nest.flatten(y_pred) if one is not None]
-    if any(one.shape[:1] != [seen] for one in given):  # its rows are not examples
-        return
     rng = np.random.default_rng(0)
     masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
-    y_pred, masks = take((y_pred, masks), np.arange(ROWS) % seen)
-    rows = Rows(y, y_pred, masks, weight)
+    rows = Rows(*(spread(part, count) for part in (y, y_pred, masks, weight)))
     yield rows
-    rows = rows._replace(y=_each(lambda one: tf.constant(rng.choice(kinds_of(one), ROWS), one.dtype), y))
+    rows = rows._replace(y=_each(lambda one: tf.constant(rng.choice(kinds_of(one), count), one.dtype), y))
     yield rows
 
     def weighed(one: tf.Tensor) -> tf.Tensor:

@@ -68,24 +68,22 @@ def _is_value(value: object) -> bool:
 
 def call_model(
     model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
-) -> tuple[Nest, list[tuple[Any, tf.Tensor]]]:
+) -> Nest:
     """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
 
-    Returns the outputs, and what layers add to the loss by `add_loss` and regularizers of their activity, each with the
-    layer. What the model assigns is dropped; a variable that is not its own is refused.
+    What the model assigns is dropped; a variable that is not its own is refused.
     """
     scope = value_scope(model, weights, state)
     with running(model, scope):
         outputs = read(model(x, **training_argument(model, training)))
-        added = [(_adding(model, loss), loss) for loss in scope.losses]
     metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
     if foreign := scope.assigned_but([*model.variables, *metrics]):
         raise foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
-    return outputs, added
+    return outputs
 
 
-def _adding(model: KerasModel, loss: tf.Tensor) -> Any:
-    """Return the innermost layer that has added a loss."""
+def adding_layer(model: KerasModel, loss: tf.Tensor) -> Any:
+    """Return the innermost layer that has added a loss; within the scope of the pass."""
     for layer in reversed(layers_of(model)):
         if any(own is loss for own in layer.losses):
             return layer

@@ -63,13 +63,13 @@ def seeds_by_replica() -> Iterator[None]:
         yield
 
 
-@replaces("SeedGenerator.next", within="numbers seeds_on_host seeds")
+@replaces("SeedGenerator.next", within="numbers seeds_on_host draws")
 def _next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
     numbers = ambient.numbers or tuple
     with tf.device(HOST) if ambient.seeds_on_host else contextlib.nullcontext():
         seed = fold(original(*args, **options), *numbers())
         if ambient.seeds_on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws
             seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-    if ambient.seeds is not None:
-        ambient.seeds.append(seed)
+    if ambient.draws is not None:
+        ambient.draws.seeds.append(seed)
     return seed

@@ -7,6 +7,7 @@ needs one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,15 @@ def foreign_state(names: Iterable[str]) -> StepError:
         "all models, layers and SeedGenerators that its loss_fn uses; a variable that it only reads, and that is not "
         "to be trained, has trainable=False. Let loss_fn return what a metric would measure."
     )
+
+
+def numbers_by_row(graph: tf.Graph, rows: int | None) -> int:
+    """Return how many numbers the tensors of a graph hold for each row of a batch; `rows` is its size, as traced.
+
+    Dimensions that are not known count as 1.
+    """
+    shapes = [tensor.shape for operation in graph.get_operations() for tensor in operation.outputs]
+    return sum(math.prod(size or 1 for size in shape[1:]) for shape in shapes if shape.rank and shape[0] == rows)
 
 
 def outside_replica(function: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.train.keras_model.seeds import fold
-from mirrorkit.train.reduce.tracing import draws
+from mirrorkit.train.reduce.tracing import draws, foreign_state
 from mirrorkit.train.replica_code.scope import ShareScope
 
 
@@ -29,13 +29,15 @@ def _global_seed_generator(original: Callable[..., Any]) -> Any:
 def _seed(given: Any) -> tf.Tensor:
     """Return another seed of the scope, int64 [2]."""
     scope: ShareScope = ambient.scope
+    if scope.is_pure and not scope.by_user:  # whose step counts for the seeds that it knows alone
+        raise scope.refusal("it draws without a seed", "") from foreign_state(["the seed of a draw that names none"])
     scope.require_no_loop()
     scope.draws += 1
     # TensorFlow's global seed (`tf.random.set_seed`), or one number where there is none, and that of the operation.
     of_process, of_draw = tf.compat.v1.get_seed(0 if given is None else hash(given) % 2**31)
     own = fold(tf.constant([of_draw, scope.draws], tf.int64), of_process, *tf.unstack(scope.share.draw_numbers()))
-    if scope.share.checked is not None:
-        scope.share.checked.seeds.append(own)
+    if ambient.draws is not None:
+        ambient.draws.seeds.append(own)
     return own
 
 

@@ -132,7 +132,7 @@ def _reduce_values(
 def _is_of_more_rows() -> bool:
     """Return whether the means of a step are over more rows than its own."""
     scope = ambient.scope
-    is_part = scope.is_pure and (scope.separates or scope.share.checked is not None)
+    is_part = scope.is_pure and (scope.separates or ambient.draws is not None)
     return is_part or scope.share.replicas > 1
 
 

@@ -19,7 +19,7 @@ from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attr
 from mirrorkit.train.keras_model.calling import placeholders, read, running
 from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
 from mirrorkit.train.reduce.gathering import Gather
-from mirrorkit.train.reduce.tracing import foreign_state, outside_replica, writes
+from mirrorkit.train.reduce.tracing import foreign_state, numbers_by_row, outside_replica, writes
 from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import NotAFunction, PureScope, Ran, Values, metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import Share
@@ -150,7 +150,7 @@ class OwnStep:
         if self.by_user and (changed := changed_attributes(model, before)):
             raise NotAFunction(f"it changes the Python attributes {changed}")
         optimizer = None if ran.scope.applied is None else ran.scope.applied.optimizer
-        return Found(optimizer, ran.scope.asks and self.replicas > 1)
+        return Found(optimizer, ran.scope.asks and self.replicas > 1, numbers_by_row(graph, None))
 
     def predict(self, rows: Batch) -> Nest:
         """Return what the model's `predict_step` does."""
@@ -170,6 +170,7 @@ class Found(NamedTuple):
 
     optimizer: KerasOptimizer | None  # which makes the update, where it trains
     asks: bool  # whether replicas have to ask each other for the divisor of a mean
+    numbers: int  # that its tensors hold for each row
 
 
 def _tensors(nest: Nest) -> list[tf.Tensor]:

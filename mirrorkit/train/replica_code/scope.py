@@ -24,7 +24,6 @@ from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import graph_of_now, in_loop
 from mirrorkit.train.keras_model.keras_operations import Total
 from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
-from mirrorkit.train.keras_model.row_draws import RowDraws
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.reduce.transforms import Transforms
@@ -42,7 +41,6 @@ class Share:
         total: how many rows the batch has, likewise.
         once: 1, or 0 where every replica computes all rows and another one counts.
         draw_numbers: what tells its draws from those of others and of other steps, int64 [N].
-        checked: while the first batch is checked, what draws must know; else None.
         differs: tensors of which other replicas have others, from which all else follows that differs; None if not
             known.
     """
@@ -53,7 +51,6 @@ class Share:
     total: float | tf.Tensor
     once: float | tf.Tensor
     draw_numbers: Callable[[], tf.Tensor]
-    checked: RowDraws | None = None
     differs: Nest = None
 
     @property

@@ -194,7 +194,7 @@ class Functions:
         """Run the model's step on a shard, with these values of its variables."""
         rows = tf.cast(count_examples(batch), tf.float32)
         all_rows = tf.cast(total, tf.float32)
-        share = Share(0, self.own.replicas, rows, all_rows, 1.0, lambda: place, ambient.draws)
+        share = Share(0, self.own.replicas, rows, all_rows, 1.0, lambda: place)
         scale = values.scale[0] if values.scale and what == "train" else None
         # Keras's own step scales its loss: here to its part of the whole batch's, whose gradients are then those of
         # Keras on one device. Another's is a mean over the rows, and as many times larger as there are shards.

@@ -25,11 +25,12 @@ from mirrorkit._types import (
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.strategy import first_replica, local_replica, require_same
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.attributes import changed_attributes, written_attributes
 from mirrorkit.train.keras_model.calling import running
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
-from mirrorkit.train.reduce.tracing import TraceOnce
+from mirrorkit.train.reduce.tracing import TraceOnce, numbers_by_row
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
@@ -80,6 +81,7 @@ class KerasStep(LoopStep):
         self._options = options
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: dict[str, object] = {}
+        self.numbers: dict[str, int] = {}  # that the tensors of a pass hold for each row
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
         self._updated: list[Variable] = []
         self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
@@ -158,6 +160,7 @@ class KerasStep(LoopStep):
                 "step sees once. Keep what changes in a keras.Variable of the model, made with add_weight."
             )
         require_repeatable(traced.graph)
+        self.numbers[what] = numbers_by_row(traced.graph, tf.nest.flatten(element_spec)[0].shape[0])
         written = written_variables(traced, self.variables, plain_variables(self.model))
         if self.strategy.num_replicas_in_sync > 1:
             require_not_read_again(traced, [*self._plain, *written], len(tf.nest.flatten(element_spec)))
@@ -242,9 +245,7 @@ class KerasStep(LoopStep):
         by_user = self._options.runs_keras
         scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=by_user)
         more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
-        if share.checked is not None:
-            more |= {"draws": share.checked, "seeds": share.checked.seeds}
-        elif share.replicas > 1:  # on one, the numbers drawn are Keras's
+        if share.replicas > 1 and ambient.draws is None:  # on one, the numbers drawn are Keras's
             more["numbers"] = lambda: [share.draw_numbers()[-1]]
         with running(self.model, scope, scope=scope, **more):
             yield scope

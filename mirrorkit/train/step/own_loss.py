@@ -150,7 +150,7 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
     specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
     with private.get("__internal__.FuncGraph")("loss_fn").as_default():
         weights, state = map(placeholders, (model.trainable_variables, model.non_trainable_variables))
-        found, _ = call_model(model, weights, state, placeholders(specs), training=False)
+        found = call_model(model, weights, state, placeholders(specs), training=False)
     if "loss" not in found or not all(isinstance(name, str) for name in found):
         raise StepError(
             f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '

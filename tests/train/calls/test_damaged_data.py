@@ -153,6 +153,6 @@ def test_a_smaller_last_batch_that_a_layer_does_not_take(known: bool, make_loop:
 
 def test_a_share_of_a_batch_that_a_layer_does_not_take(make_loop: Any, numbers: Any) -> None:
     """What all rows together give cannot be given by shares of them: refused before the first step."""
-    with pytest.raises(StepError, match=r"cannot be run on 16 rows .*Fixed.*not from a constant batch size") as raised:
+    with pytest.raises(StepError, match=r"cannot be run on 32 rows .*Fixed.*not from a constant batch size") as raised:
         _fixed(make_loop, ("mirrored", 2)).fit(numbers[0][:32], numbers[1][:32], batch_size=32, verbose=0)
     assert len(str(raised.value).splitlines()) == 1

@@ -47,18 +47,9 @@ def test_any_numeric_dtype(dtype, exact):
     assert (found[0] != found[1]).any() or dtype == "bool"
 
 
-def test_nothing_has_no_fingerprint():
-    assert fingerprints([]).shape == (0, 2)
-
-
 def rows(*of_workers: list[float]) -> np.ndarray:
     """Fingerprints of a single tensor on each worker, or of several."""
     return np.array([[[value, -value] for value in of_worker] for of_worker in of_workers])
-
-
-def test_rounding_is_no_difference():
-    assert list(parted(rows([1.0], [1.0 + 1e-7]), 1e-6)) == []
-    assert list(parted(rows([1.0], [1.0 + 1e-5]), 1e-6)) == [(0, [1])]
 
 
 def test_the_chief_is_right_where_there_are_two():

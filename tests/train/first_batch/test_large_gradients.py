@@ -12,7 +12,6 @@ import tensorflow as tf
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch.running import small
 
 pytestmark = [
     pytest.mark.usefixtures("small_tables"),
@@ -82,16 +81,3 @@ def test_the_gradient_of_a_large_kernel(make_loop: Any, monkeypatch: pytest.Monk
     with pytest.raises(StepError, match=r"gradients of 'sequential.*/head/kernel'"):
         _fit(make_loop, keras.layers.Embedding, optimizer, DenseOfBatch)
     _fit(make_loop, keras.layers.Embedding, optimizer)
-
-
-def test_few_numbers_of_large_gradients_are_kept(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = _loop(make_loop, keras.layers.Embedding, keras.optimizers.Adagrad)
-    functions = loop.step.for_loop(loop.strategy).functions
-    gradients = [None, tf.random.normal([_WIDTH, 1]), None]
-    assert small(functions, gradients)[1].shape == (_WIDTH, 1)
-    monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", _WIDTH - 1)
-    monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
-    first, kept, last = small(functions, gradients)
-    assert kept.shape == (4, 1)
-    assert not np.any(first)
-    assert not np.any(last)

@@ -62,11 +62,15 @@ class _CentersLater(L.Layer):  # type: ignore[name-defined]
 
 
 class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
-    """A train_step of its own: it minimizes a mean over the rows; after some steps, or at a low rate, the maximum."""
+    """A train_step of its own: it minimizes a mean over the rows; after some steps, or at a low rate, the maximum.
 
-    def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9) -> None:
+    Also from so many rows on.
+    """
+
+    def __init__(self, layers: Any = lambda: (), largest_after: int = 10**9, largest_from: int = 10**9) -> None:
         super().__init__()
         self.net, self.largest_after = sequential((4,), *layers(), L.Dense(1)), largest_after
+        self.largest_from = largest_from
         self.tracker = keras.metrics.Mean(name="loss")
 
     @property
@@ -82,6 +86,7 @@ class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
             is_late = (self.optimizer.iterations >= 2 * self.largest_after) | (self.optimizer.learning_rate < 0.005)
             with tf.GradientTape() as tape:
                 each = tf.reduce_mean((self.net(x, training=True) - y) ** 2, -1)
+                is_late |= tf.shape(each)[0] >= self.largest_from
                 loss = tf.where(is_late, tf.reduce_max(each), tf.reduce_mean(each))
             weights = self.net.trainable_variables
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
@@ -284,22 +289,32 @@ def test_a_train_step_of_its_own(strategy_of: Any) -> None:
     assert loop.position.steps == 100
 
 
+@pytest.mark.parametrize(("replicas", "first"), [(2, 13), (3, 24)])
+def test_a_step_with_two_updates_that_depends_on_the_number_of_rows(
+    replicas: int, first: int, strategy_of: Any
+) -> None:
+    match = "does not mean the same on shares"
+    with pytest.raises(StepError, match=match):
+        _loop_of(strategy_of("mirrored", replicas), largest_from=first).fit(plain_dataset(X, X[:, :1], batch=24))
+    _loop_of(strategy_of("mirrored", replicas), largest_from=25).fit(plain_dataset(X, X[:, :1], batch=24))
+
+
 def test_gradients_that_are_nothing_but_rounding(
     strategy_of: Any, checked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the weights of the least squares those of several rows add up to nothing."""
     loop = _loop_of(strategy_of(*TWO))
-    x, y = np.tile(100 * X[:5], (2, 1)), np.tile(1000 * X[5:10, 1:2], (2, 1))
+    x, y = np.tile(100 * X[:8], (2, 1)), np.tile(1000 * X[8:16, 1:2], (2, 1))
     x[:, 1:] = 0.0
     slope, bias = np.polyfit(x[:, 0], y[:, 0], 1)
     settles = keras.callbacks.Callback()
     best = [np.array([[slope], [0.0], [0.0], [0.0]]), np.array([bias])]
     settles.on_train_batch_end = lambda batch, logs=None: loop.step.model.set_weights(best)
-    loop.fit(plain_dataset(x, y, batch=10).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
+    loop.fit(plain_dataset(x, y, batch=16).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
     assert checked == [10]
     monkeypatch.setattr(parts, "but_for_rounding", lambda whole, parts, nudged: parts)
     with pytest.raises(StepError, match="gradients"):
-        check_module.compare_shares(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
+        check_module.compare_parts(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
 
 
 class _Counts(L.Layer):  # type: ignore[name-defined]

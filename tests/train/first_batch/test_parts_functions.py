@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
-from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, X, binary_net, check, f1
-from training_helpers import sequential
+from first_batch_helpers import BINARY, CLASSES, ONE_HOT, TWO, AddsInTraining, X, binary_net, check, f1
+from training_helpers import line_net, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -38,7 +39,7 @@ class _MeanOfBatches(M.Metric):
 @pytest.mark.parametrize(("metric", "name"), [(f1, "f1"), (_MeanOfBatches(), "of_batches")], ids=["function", "class"])
 def test_a_metric_of_whole_batches(metric: Any, name: str, make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"])
-    with pytest.raises(StepError, match=rf"The metric '{name}'.*5 \+ 11 rows.*unchecked=\('{name}',\)"):
+    with pytest.raises(StepError, match=rf"The metric '{name}'.*8 \+ 16 rows.*unchecked=\('{name}',\)"):
         check(loop, X, BINARY)
     again = make_loop(TWO, binary_net, loss="mse", metrics=[metric, "mae"], unchecked=(name,))
     check(again, X, BINARY)
@@ -110,3 +111,49 @@ def test_a_rare_label_that_alone_shows_it(make_loop: Any) -> None:
     y[7] = 1  # not among the rows that are seen
     with pytest.raises(StepError, match=r"\(balanced\)"):
         check(make_loop(TWO, binary_net, loss=balanced), X, y)
+
+
+def _from(first: int) -> Any:
+    """Return a function of rows: 2 from so many on, else 1."""
+    return lambda x: ops.where(ops.shape(x)[0] >= first, 2.0, 1.0)
+
+
+def _net_with(layer: Any) -> Any:
+    return lambda: sequential((4,), layer, L.Dense(1))
+
+
+def _adds_from(first: int) -> Any:
+    return AddsInTraining(lambda x: _from(first)(x) * ops.mean(x))
+
+
+def _squares(first: int) -> Any:
+    return lambda y, y_pred: _from(first)(y) * ops.mean(ops.square(y - y_pred), -1)
+
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "loss": (lambda first: (line_net, {"loss": _squares(first)}), "The loss"),
+    "metric": (lambda first: (line_net, {"metrics": [_squares(first)]}), "The metric"),
+    "layer": (lambda first: (_net_with(L.Lambda(lambda x: x * _from(first)(x))), {}), "on how many there are"),
+    "added": (lambda first: (_net_with(_adds_from(first)), {}), "adds"),
+}
+
+
+@pytest.mark.parametrize(("kind", "replicas", "first"), [*zip(KINDS, (2, 2, 2, 4), (33, 64, 40, 17), strict=True)])
+def test_what_begins_at_a_number_of_rows_between_a_share_and_the_batch(
+    kind: str, replicas: int, first: int, make_loop: Any
+) -> None:
+    (of, match), x = KINDS[kind], np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    for number in (first, 65):
+        net, options = of(number)
+        with pytest.raises(StepError, match=match) if number < 65 else contextlib.nullcontext():
+            check(make_loop(("mirrored", replicas), net, **options), x, x[:, :1])
+
+
+def test_losses_are_compared_on_more_rows_than_a_large_model_sees(
+    make_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mirrorkit.train.first_batch.sampled_rows.ENOUGH", 200)
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    with pytest.raises(StepError, match=r"The loss.* for 21 \+ 43 rows"):
+        check(make_loop(TWO, line_net, loss=_squares(40)), x, x[:, :1])
+    check(make_loop(TWO, _net_with(_adds_from(40))), x, x[:, :1])  # a layer is not
