@@ -24,6 +24,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "checks.InSync": mk.checks.InSync,
     "data.Batches": lambda **o: mk.data.batches(**{"split": _DIGITS, "global_batch_size": 2, **o}),
+    "data.Mix": lambda **o: mk.data.mix(**{"sets": {mk.data.batches(_DIGITS, global_batch_size=2): 1}, **o}),
     "data.Resident": lambda **o: mk.data.resident(**{"split": _DIGITS, "global_batch_size": 2, **o}),
     "data.RandomAccess": lambda **o: mk.data.source(
         **{"items": (np.zeros([4, 2]), np.arange(4)), "global_batch_size": 2, **o}

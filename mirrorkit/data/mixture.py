@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,11 @@ class Mix(Recipe):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        kinds = {"examples_per_epoch": "int | None", "whole_batches": "bool", "drop_remainder": "bool"}
+        kinds = {one.name: one.type for one in fields(self) if one.init}
         require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
         whole_number("seed", self.seed, RecipeError, least=0)
         sets = self.sets
-        if not isinstance(sets, Mapping) or not all(isinstance(one, Recipe) for one in sets):
+        if not all(isinstance(one, Recipe) for one in sets):
             raise RecipeError(
                 f"mix needs a dict of recipes and their weights, {{mk.data.batches(...): 3, ...}}; found {sets!r}."
             )

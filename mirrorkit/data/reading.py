@@ -200,7 +200,8 @@ class OfReader(PreparedRecipe):
                     f"workers, so that several read the same rows. {self.few_lanes}"
                 )
         usual, last = self._rows_of_both(context)
-        length = None if last.size else usual.made_end - usual.made_first
+        sizes = usual.made_end - usual.made_first, last.made_end - last.made_first
+        length = None if last.size else sizes[0]
 
         def read() -> Iterator[Any]:
             made = (usual.made, last.made)
@@ -214,11 +215,15 @@ class OfReader(PreparedRecipe):
 
         options = tf.data.Options()  # what it reads is not TensorFlow's to divide
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        gathered = self._decoded(from_generator(read, self._reader.specs(length), self.steps_per_epoch - start))
+        gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
+        gathered = self._decoded(gathered, sizes, start)
         return self._made(gathered.enumerate(start), batch).with_options(options)
 
-    def _decoded(self, read: tf.data.Dataset) -> tf.data.Dataset:
-        """Decode what was read, where that is not done by the batch."""
+    def _decoded(self, read: tf.data.Dataset, sizes: tuple[int, int], start: int) -> tf.data.Dataset:
+        """Decode what was read, where that is not done by the batch.
+
+        `sizes` are the rows that are read of a batch, and of the last, smaller one; the first has the number `start`.
+        """
         return read
 
     @property

@@ -26,7 +26,7 @@ _ENCODED = {
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
 }
 
-_DECODED = (2, 32)  # batches at the same time, and examples of each
+_TOGETHER = 16  # examples that are decoded one after the other, beside others: more take more memory, fewer more time
 
 Decode = Callable[[tf.Tensor], Any]
 
@@ -172,21 +172,21 @@ class Records(OfReader):
     def _element(self, *read: Any) -> tuple[Any, ...]:
         return read if self.decode is not None else _decode_raw(read[0], self.features or {})
 
-    def _decoded(self, read: tf.data.Dataset) -> tf.data.Dataset:
-        """Decode serialized examples with the user's function or that of images, several at the same time.
-
-        Few batches at once, since each takes twice its memory meanwhile.
-        """
+    def _decoded(self, read: tf.data.Dataset, sizes: tuple[int, int], start: int) -> tf.data.Dataset:
+        """Decode serialized examples with the user's function or that of images, some on each core."""
         if self.decode is None:
             return read
-        decode, (batches, examples) = self.decode, _DECODED
+        decode, (size, last) = self.decode, sizes
         spec = tf.data.Dataset.from_tensors(b"").map(decode).element_spec
 
         def decoded(serialized: tf.Tensor) -> tuple[Any, ...]:
-            made = tf.map_fn(decode, serialized, fn_output_signature=spec, parallel_iterations=examples)
+            made = tf.map_fn(decode, serialized, fn_output_signature=spec)
             return made if isinstance(made, tuple) else (made,)
 
-        return read.map(decoded, num_parallel_calls=batches, deterministic=True)
+        some = read.rebatch(min(size, _TOGETHER))
+        some = some.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        whole = self.num_examples // self.global_batch_size - start
+        return some.rebatch(size, drop_remainder=not last) if last <= size else some.rebatch([size] * whole + [last])
 
     @property
     def layout(self) -> object:
