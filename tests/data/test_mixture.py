@@ -28,6 +28,7 @@ def test_each_set_has_its_share_and_goes_on_where_it_stopped(options, examples, 
     epochs = np.array([order_of(recipe, epoch) for epoch in range(4)])
     assert epochs.shape == (4, examples) == (4, recipe.num_examples)
     assert ((epochs >= 100).sum(axis=1) == of_b).all()
+    assert recipe.order_in_words != data.mix({A: 2, B: 1}, seed=5, **options).order_in_words
     assert len({tuple(epoch >= 100) for epoch in epochs}) == 4  # the sets come in another order in each
     every = epochs.ravel()
     for one, found in ((A, every[every < 100]), (B, every[every >= 100] - 100)):

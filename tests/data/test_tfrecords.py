@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recipe_helpers import SPLIT, collect, joined, write_foreign
+from recipe_helpers import SPLIT, assert_workers_read_the_same, collect, joined, write_foreign
 
 from mirrorkit import data
 from mirrorkit.errors import DataError, FileError, RecipeError
@@ -98,6 +98,8 @@ def test_files_from_elsewhere(foreign):
     assert sorted(zip((image.tobytes() for image in x), y.argmax(1), strict=True)) == want
     assert [t.shape.as_list() for t in recipe.element_spec] == [[None, 16, 16, 3], [None, 10]]
     assert data.records(foreign, global_batch_size=20, num_examples=53).steps_per_epoch == 3
+    # Of a last batch of 3 rows each of 4 workers reads all: the last worker more than its one row of the others.
+    assert_workers_read_the_same(data.records(foreign, global_batch_size=10, shuffle=True), 0, 3, 4, 1)
 
 
 def test_files_from_elsewhere_with_a_decode_of_ones_own(foreign):

@@ -28,7 +28,8 @@ def function_faults(runs: PureRuns, batch: Nest) -> dict[str, list[str]]:
     step = runs.step
     found: dict[str, list[str]] = {}
     _, y, weight = unpack_batch(batch)
-    targets, outputs = ([one for one in tf.nest.flatten(part) if one is not None] for part in (y, runs.y_pred))
+    outputs = [one for one in tf.nest.flatten(runs.y_pred) if one is not None]
+    targets = [one for one in tf.nest.flatten(y) if one is not None]
     if any(one.shape[:1] != [runs.count] for one in outputs):  # its rows are not examples
         return found
     count = rows_to_see(size_of(batch), sum(math.prod(one.shape[1:]) for one in targets + outputs))

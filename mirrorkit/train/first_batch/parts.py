@@ -61,6 +61,8 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     Returns whether there were rows that can tell a difference. Losses and metrics are compared by themselves before the
     first training, and each time that it is compared `again` later.
     """
+    # First the rows: what a pass over one of them takes says how many fit, the chief's are sent to all workers, and so
+    # many are taken from all over the batch. Then the comparison, in float32, as on one device.
     if isinstance(step, KerasStep):
         model, numbers, least = step.model, step.numbers[what], step.strategy.num_replicas_in_sync + 1
     else:

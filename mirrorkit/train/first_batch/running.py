@@ -244,7 +244,8 @@ class PureRuns:
             loss = tf.add_n(minimized) if is_whole else None
         totals = tf.add_n([one.totals for one in found])
         of_parts = [tape.gradient(loss, values.weights)] if is_whole else [one.gradients[0] for one in found]
-        sums = [tf.add_n(of_weight) for of_weight in zip(*(small(functions, one) for one in of_parts), strict=True)]
+        by_weight = zip(*[small(functions, one) for one in of_parts], strict=True)
+        sums = [tf.add_n(gradients) for gradients in by_weight]
         means = [one / tf.cast(totals[DIVISOR], one.dtype) for one in sums]
         return means, _state(functions, values.state, [one.state for one in found], totals), totals
 

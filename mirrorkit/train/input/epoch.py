@@ -168,7 +168,8 @@ class HostIterator(EpochIterator):
         if self._queue.size() > 0:
             return None
         with tf.device(HOST):
-            batches = [self.source.iterator.get_next_as_optional() for _ in range(number)[:left]]
+            number = number if left is None else min(number, left)
+            batches = [self.source.iterator.get_next_as_optional() for _ in range(number)]
             for batch in batches:
                 self._queue.enqueue(tf.nest.flatten(batch, expand_composites=True))
             return batches[0].get_value() if batches and batches[0].has_value() else None

@@ -128,8 +128,12 @@ def numbers_by_row(graph: tf.Graph, rows: int | None) -> int:
 
     Dimensions that are not known count as 1.
     """
-    shapes = [tensor.shape for operation in graph.get_operations() for tensor in operation.outputs]
-    return sum(math.prod(size or 1 for size in shape[1:]) for shape in shapes if shape.rank and shape[0] == rows)
+    found = 0
+    for operation in graph.get_operations():
+        for shape in (tensor.shape for tensor in operation.outputs):
+            if shape.rank and shape[0] == rows:
+                found += math.prod(size or 1 for size in shape[1:])
+    return found
 
 
 def outside_replica(function: Callable[[], T]) -> T:

@@ -50,7 +50,7 @@ EXAMPLES: dict[str, Callable[[Any], Any]] = {
         tf.data.experimental.assert_cardinality(60)
     ),
     "endless": lambda data: data.shuffle(60, seed=3).repeat(),
-    "shuffled anew": lambda data: data.shuffle(60),
+    "reshuffled": lambda data: data.shuffle(60),
     "shuffled once": lambda data: data.shuffle(60, seed=3, reshuffle_each_iteration=False),
     "filter": lambda data: data.filter(lambda x, y: x[0] > 0),
     "numpy_function": lambda data: data.map(lambda x, y: (tf.reshape(tf.numpy_function(np.sin, [x], x.dtype), [3]), y)),
@@ -119,7 +119,7 @@ BATCHES: dict[str, Callable[[Any, Path], Any]] = {
         **_files(folder, "wav", lambda n: tf.audio.encode_wav(X[n, :, None] / 9, 8000))
     ).map(lambda x, y: (tf.ensure_shape(x, [None, None, 1]), y)),
 }
-FAST = {"sample_from_datasets", "shuffled anew"}
+FAST = {"sample_from_datasets", "reshuffled"}
 
 
 def _features(x: Any) -> Any:
@@ -142,7 +142,7 @@ def _compiled(x: Any, y: Any, *weights: Any) -> Any:
 
 
 def _trained(form: str, folder: Path, strategy: Any, fit: Any) -> tuple[Any, Any]:
-    """Train two epochs on a dataset that is made anew; return the history and the weights."""
+    """Train two epochs on a dataset that is made again; return the history and the weights."""
     folder.mkdir()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
