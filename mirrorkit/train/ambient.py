@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import tensorflow as tf
 
 from mirrorkit import private
 
@@ -38,6 +40,7 @@ class Ambient(threading.local):
         seeds_on_host: whether seeds are prepared on the host, where TensorFlow's random operations want them. Keras
             prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
         numbers: returns what is folded into each seed that a `SeedGenerator` gives; without a draw it is never called.
+        drawing: the strategies whose replicas draw numbers of their own now; the same list in all threads.
         draws: the `RowDraws` of the part of a batch that is computed for a check, which gets each of these seeds.
         gather: what `mk.train.all_gather` does: a step knows what a trace of it is a part of.
         save: saves what Python objects keep of a trace, such as the losses that a layer has added, and returns what
@@ -56,6 +59,7 @@ class Ambient(threading.local):
     totals: Any = None
     seeds_on_host = False
     numbers: Callable[[], Any] | None = None
+    drawing: ClassVar[list[tf.distribute.Strategy]] = []
     draws: Any = None
     gather: Callable[[Any], Any] | None = None
     save: Callable[[], Callable[[], None]] | None = None
@@ -63,6 +67,14 @@ class Ambient(threading.local):
     optimizers: Any = None
     losses: Any = None
     compiled = False
+
+    @property
+    def replica(self) -> list[tf.Tensor]:
+        """The number of the replica that this thread runs, where it draws by replica; outside of a step's passes."""
+        context = tf.distribute.get_replica_context()
+        if self.scope is not None or context is None or context.strategy not in self.drawing:
+            return []
+        return [context.replica_id_in_sync_group]
 
     @contextmanager
     def set(self, **values: Any) -> Iterator[None]:

@@ -15,7 +15,6 @@ from training_helpers import sequential
 
 from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit.train.first_batch import own_draws
 from mirrorkit.train.keras_model.layer_state import is_generator, is_seed, layers_of
 from mirrorkit.train.reduce import tracing
 from mirrorkit.train.totals.losses import mask_of
@@ -82,15 +81,6 @@ def test_seeds_of_layers_are_known_by_their_names(layer: Any) -> None:
     assert not any(map(is_seed, layer.trainable_variables))
 
 
-def test_keras_random_numbers_begin_with_the_operation_that_is_looked_for() -> None:
-    for draw in (keras.random.uniform, keras.random.normal, keras.random.randint):
-        bounds = (0, 9) if draw is keras.random.randint else ()
-        function = tf.function(lambda draw=draw, bounds=bounds: draw((2,), *bounds, seed=keras.random.SeedGenerator(0)))
-        with keras.StatelessScope(initialize_variables=False):
-            graph = function.get_concrete_function().graph
-        assert own_draws._DRAW in {operation.type for operation in graph.get_operations()}, draw.__name__
-
-
 def test_keras_looks_its_synchronized_moments_up_at_each_call() -> None:
     called: list[Any] = []
     with private.replace("nn._compute_moments_sync", lambda original, x, *_: (called.append(x) or x, x)):
@@ -155,16 +145,3 @@ def test_a_draw_without_a_seed_asks_for_the_global_generator() -> None:
 def test_stateful_random_operations_of_tensorflow_have_these_names(operation: str) -> None:
     assert hasattr(tf.raw_ops, operation)
     assert operation.startswith(tracing._STATEFUL)
-
-
-def test_replicas_are_numbered_in_the_names_of_operations(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 3)
-    names: list[str] = []
-
-    def on_replica() -> tf.Tensor:
-        drawn = tf.random.stateless_uniform([], [1, 2])
-        names.append(drawn.op.name)
-        return drawn
-
-    tf.function(lambda: strategy.run(on_replica), autograph=False).get_concrete_function()
-    assert [own_draws._replica_of(name) for name in names] == [0, 1, 2]

@@ -11,7 +11,6 @@ import numpy as np
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
-from mirrorkit.train.first_batch.own_draws import require_own_draws
 from mirrorkit.train.first_batch.parts import compare_parts
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
@@ -47,14 +46,13 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
 
 
 def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
-    is_cut = step.strategy.num_replicas_in_sync > 1
     if isinstance(step, Custom):
-        is_due = is_cut and what == "train" and not again and "seeds" not in step.unchecked
-        return (lambda step, batch, what: require_own_draws(step, batch)) if is_due else None
+        return None
+    is_cut = step.strategy.num_replicas_in_sync > 1 and "rows" not in step.options.unchecked
     if isinstance(step, KerasStep):
-        return compare_parts if is_cut and what != "predict" and "rows" not in step.unchecked else None
+        return compare_parts if is_cut and what != "predict" else None
     if what == "predict":
-        is_right = step.is_synchronized or step.options.runs_keras or "rows" in step.options.unchecked
+        is_right = step.is_synchronized or step.options.runs_keras
         return compare_parts if is_cut and not is_right else None
     if again:
         return functools.partial(compare_parts, again=True) if step.shards > 1 else None
@@ -81,10 +79,8 @@ class Switches:
         return {id(one): copies(one)[0].numpy().tobytes() for one in small}
 
 
-def _of_users(step: LoopStep) -> Iterator[Any]:
-    """Yield the layers, metrics and losses that a step calls; a custom step is not run by its check."""
-    if isinstance(step, Custom):
-        return
+def _of_users(step: Supervised | KerasStep) -> Iterator[Any]:
+    """Yield the layers, metrics and losses that a step calls."""
     yield from layers_of(step.model)
     yield from step.model.metrics
     if isinstance(step, Supervised) and not step.options.takes_batches:

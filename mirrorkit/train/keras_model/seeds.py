@@ -49,8 +49,8 @@ def seeds_by_replica() -> Iterator[None]:
     ```
 
     The generators' states stay equal on all replicas, so checkpoints and `mk.checks.in_sync` work as usual. Call it in
-    replica context. A `tf.function` draws by replica if it is traced within the block. `mk.train.Step` does this
-    automatically.
+    replica context. A `tf.function` draws by replica if it is traced within the block. Whatever trains in a
+    `mk.train.Loop` does this automatically.
 
     Raises:
         StepError: it was called outside of a replica.
@@ -63,9 +63,19 @@ def seeds_by_replica() -> Iterator[None]:
         yield
 
 
-@replaces("SeedGenerator.next", within="numbers seeds_on_host draws")
+@contextmanager
+def all_drawing_by_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Within the block, replicas of this strategy draw their own numbers, each in a thread that TensorFlow starts."""
+    ambient.drawing.append(strategy)
+    try:
+        yield
+    finally:
+        ambient.drawing.remove(strategy)
+
+
+@replaces("SeedGenerator.next", within="numbers seeds_on_host draws replica")
 def _next_of_replica(original: Callable[..., tf.Tensor], *args: object, **options: object) -> tf.Tensor:
-    numbers = ambient.numbers or tuple
+    numbers = ambient.numbers or (lambda: ambient.replica)
     with tf.device(HOST) if ambient.seeds_on_host else contextlib.nullcontext():
         seed = fold(original(*args, **options), *numbers())
         if ambient.seeds_on_host:  # in int32, which TensorFlow keeps there, as Keras makes it (for XLA) before it draws

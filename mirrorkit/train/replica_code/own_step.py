@@ -90,7 +90,8 @@ class OwnStep:
         # A summary keeps a user's step from being a function; of a layer's, a warning tells.
         summaries = scope.summaries if self.by_user else None
         totals, gather = None if is_part else share.totals(), self.gather or ambient.gather
-        with running(model, scope, scope=scope, gather=gather, summaries=summaries, totals=totals):
+        # One trace serves all replicas: they draw by the seeds that they are given.
+        with running(model, scope, scope=scope, gather=gather, summaries=summaries, totals=totals, numbers=None):
             logs = named_logs(step(data), step)
 
         def after(variable: KerasVariable, before: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import has_copies, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.models import Models
-from mirrorkit.train.keras_model.seeds import seeds_by_replica
+from mirrorkit.train.keras_model.seeds import all_drawing_by_replica
 from mirrorkit.train.reduce.gathering import rows_of_all
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
@@ -60,7 +60,7 @@ class TrainStep(Protocol):
     - `variables`, a list of all it changes: `loop.warm_up` restores them, `mk.train.Checkpoints` saves them;
     - `model`, a Keras model for callbacks that save it or stop its training; by default one that holds the Keras models
       and layers among the step's attributes;
-    - `unchecked = ("seeds",)` where replicas are to draw the same random numbers.
+    - `unchecked = ("seeds",)` where all replicas are to draw the same random numbers; else each draws its own.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -149,9 +149,9 @@ class Custom(LoopStep):
             self._names[what] = sorted(traced.structured_outputs)
 
     @property
-    def unchecked(self) -> Sequence[str]:
-        """What the step says is not to be checked."""
-        return getattr(self._step, "unchecked", ())
+    def _draws_apart(self) -> bool:
+        """Whether each of several replicas draws its own numbers; on one they are Keras's."""
+        return self.strategy.num_replicas_in_sync > 1 and "seeds" not in getattr(self._step, "unchecked", ())
 
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""
@@ -171,11 +171,12 @@ class Custom(LoopStep):
 
     def train_logs(self, batch: GlobalBatch) -> Logs:
         """Train on one batch, and return what the step logs."""
-        if hasattr(self._step, "train"):
-            function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
-        else:
-            sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
-            function, logs = "update", self._step.update(self.strategy, sums)
+        with all_drawing_by_replica(self.strategy) if self._draws_apart else contextlib.nullcontext():
+            if hasattr(self._step, "train"):
+                function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
+            else:
+                sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
+                function, logs = "update", self._step.update(self.strategy, sums)
         if not logs:
             raise StepError(
                 f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
@@ -229,8 +230,7 @@ class Custom(LoopStep):
 
         Whether a step's `predict` gathers rows of other replicas is not known, so all of them run it.
         """
-        unchecked = "seeds" in self.unchecked
-        with contextlib.nullcontext() if unchecked else seeds_by_replica():
+        with all_drawing_by_replica(self.strategy) if self._draws_apart else contextlib.nullcontext():
             if has_copies(self.strategy):
                 known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
                 return run_and_combine(self.strategy, known, rows, compute, always=predicts, outputs=False)

@@ -77,8 +77,7 @@ class KerasStep(LoopStep):
         require_same(
             strategy, "step", {"class of the model": type(model).__name__} | settings_of_variables(model.variables)
         )
-        self.strategy, self.model, self.unchecked, self.only_for = strategy, model, options.unchecked, only_for
-        self._options = options
+        self.strategy, self.model, self.options, self.only_for = strategy, model, options, only_for
         self.clock = Clock()  # it counts by a variable of its own
         self.checked: dict[str, object] = {}
         self.numbers: dict[str, int] = {}  # that the tensors of a pass hold for each row
@@ -150,7 +149,7 @@ class KerasStep(LoopStep):
                     ) from error
                 if not optimizer.built:
                     optimizer.build(weights)
-                transforms = Transforms(self._options.chain, trainable_variables(optimizer))
+                transforms = Transforms(self.options.chain, trainable_variables(optimizer))
                 self._transforms[id(optimizer)] = transforms
                 self._updated += [*weights, *optimizer.variables, *transforms.variables]
             self._logs[what] = keras.Variable([0.0] * len(names), trainable=False, name=f"logs_of_{what}")
@@ -242,7 +241,7 @@ class KerasStep(LoopStep):
 
         Its seeds are variables, which a GPU would have to send to the host.
         """
-        by_user = self._options.runs_keras
+        by_user = self.options.runs_keras
         scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=by_user)
         more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
         if share.replicas > 1 and ambient.draws is None:  # on one, the numbers drawn are Keras's
