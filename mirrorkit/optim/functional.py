@@ -122,6 +122,12 @@ def functional_apply(
                 "defines build and update_step, keeps its state in add_variable or add_variable_from_reference, and "
                 "writes with self.assign, assign_add and assign_sub."
             ) from error
+    numbers = {name: value for name, value in vars(twin).items() if isinstance(value, (int, float))}
+    if changed := [name for name, value in numbers.items() if vars(optimizer).get(name) != value]:
+        raise StepError(
+            f"{type(optimizer).__name__} changes its Python attributes {changed} in an update, and a compiled step "
+            "sees them once. Keep what changes in add_variable or add_variable_from_reference."
+        )
     if scope.state_mapping.keys() - known:
         raise StepError(
             f"{type(optimizer).__name__} assigns a variable that is not among its own in an update, which would be "

@@ -172,6 +172,34 @@ def test_an_optimizer_that_draws_keeps_the_state_among_its_variables() -> None:
         optim.functional_apply(lost, tensors(variables), tensors(lost.variables), gradients_of(variables, 0))
 
 
+class _Halving(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    share = 2.0
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.share /= 2
+        super().update_step(gradient * self.share, variable, learning_rate)
+
+
+class _LeavesOutThirds(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls = 0
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        self.calls += 1
+        return super().apply([(self.calls % 3 > 0) * gradient for gradient in grads], trainable_variables)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(_Halving, "share"), (_LeavesOutThirds, "calls")])
+def test_one_that_keeps_a_number_in_an_attribute_is_refused(kind: Any, name: str) -> None:
+    variables = _variables()
+    optimizer = kind(0.1)
+    optimizer.build(variables)
+    values = tensors(variables), tensors(optimizer.variables), gradients_of(variables, 0)
+    with pytest.raises(StepError, match=rf"{kind.__name__} changes its Python attributes \['{name}'\]"):
+        optim.functional_apply(optimizer, *values)
+
+
 def test_is_pure_inside_a_traced_function() -> None:
     variables = _variables()
     optimizer = made("Adam", {}, variables)

@@ -26,7 +26,6 @@ from mirrorkit.train.first_batch.at_rest import in_float32
 from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
 from mirrorkit.train.first_batch.functions import function_faults
-from mirrorkit.train.first_batch.keras_updates import update_fault
 from mirrorkit.train.first_batch.replica_runs import ReplicaRuns
 from mirrorkit.train.first_batch.running import PureRuns, predicted
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
@@ -56,7 +55,7 @@ _STATE = (
 
 
 def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, again: bool = False) -> bool:
-    """Refuse a step that on parts of a batch does not come to what it does on all rows, and an optimizer like that.
+    """Refuse a step that on parts of a batch does not come to what it does on all rows.
 
     Returns whether there were rows that can tell a difference. Losses and metrics are compared by themselves before the
     first training, and each time that it is compared `again` later.
@@ -68,9 +67,6 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     else:
         model, least = step.trained, FEW
         batch, numbers = _taken_apart(step, batch, what)
-        is_compared = what == "train" and not again and "keras" not in step.options.unchecked
-        if is_compared and (fault := update_fault(step.optimizer)):
-            raise StepError(f"The step does not do what Keras's fit does: {fault}")
         if (step.shards if what == "train" else step.strategy.num_replicas_in_sync) == 1:
             return True
     to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
@@ -104,7 +100,7 @@ def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, i
 
 
 def _require_known(step: Supervised) -> None:
-    known = {"rows", "state", "keras"}
+    known = {"rows", "state"}
     if not step.options.runs_keras:
         known |= {"add_loss", "loss", *step.totals.names}
     if unknown := sorted(set(step.options.unchecked) - known):
@@ -166,7 +162,7 @@ def _differences(
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
-        if isinstance(step, Supervised) and set(step.options.unchecked) - {"keras"}:
+        if isinstance(step, Supervised) and step.options.unchecked:
             # What is left out may fail on other rows.
             _log.warning("A few rows of a batch could not be compared: %s", told(error))
         else:

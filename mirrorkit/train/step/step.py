@@ -64,8 +64,7 @@ class Step:
         ema: decay, such as 0.999, of an exponential moving average of the weights and of floating-point layer state
             (BatchNormalization's statistics), except in frozen layers; see `averaged`.
         unchecked: names of what may differ between a batch and its parts: a metric's or loss's log name, "add_loss",
-            "rows", "state"; "keras" for the comparison with Keras's own results (docs/differences.md). `fit` checks the
-            first batch.
+            "rows", "state" (docs/differences.md). `fit` checks the first batch.
         jit_compile: compile a replica's forward and backward pass with XLA; on a single replica with `mk.data.resident`
             whole calls: data, model and update become one program. XLA checks no values. "auto": on one GPU, if XLA can
             compile it with the same results (docs/speed.md#xla). Convolutions on CPUs become many times slower.

@@ -91,7 +91,7 @@ def test_one_device_has_no_parts(make_loop: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_name_that_is_not_checked(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"\['f1'\] .*add_loss, keras, loss, mae, rows, state"):
+    with pytest.raises(StepError, match=r"\['f1'\] .*add_loss, loss, mae, rows, state"):
         check(make_loop(TWO, line_net, metrics=["mae"], unchecked="f1"), X, X[:, :1])
 
 
@@ -194,7 +194,7 @@ def test_recurrent_layers_are_checked_and_over_many_steps_traced(length: int, ma
     def net() -> Any:
         return sequential((length,), L.Embedding(5, 2, mask_zero=True), L.GRU(3), Mixing(), L.Dense(1))
 
-    loop = make_loop(TWO, net, unchecked=("keras",))  # which calls the layer as it is
+    loop = make_loop(TWO, net)
     loop.step.for_loop(loop.strategy)
     traced.clear()
     with pytest.raises(StepError, match="depends on the other examples"):
@@ -255,6 +255,6 @@ def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop
     def net() -> Any:
         return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1))
 
-    loop = make_loop(TWO, net, unchecked=("keras",))
+    loop = make_loop(TWO, net)
     with pytest.raises(StepError, match=r"gradients of '\S+'"):
         check(loop, X, X[:, :1])
