@@ -23,6 +23,7 @@ NOT_RUN = {  # and where their code is run instead
     "cluster/__init__.py": "a cluster: tests/cluster",
     "data/__init__.py": "MNIST: tests/data",
     "data/image_files.py ImageFolder": "files: docs/data.md",
+    "data/mixture.py Mix": "files: docs/imbalanced.md",
     "data/own_function.py FromFunction": "files: docs/data.md",
     "data/parquet_files.py Parquet": "files: docs/data.md",
     "data/random_access.py RandomAccess": "files: docs/data.md",

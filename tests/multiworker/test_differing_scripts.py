@@ -20,7 +20,7 @@ EXAMPLES, BATCH = 64, 16
 
 # What each worker is told; tests/train/requirements/test_settings.py has the names of all options.
 STEP, FIT = (f"ClusterError: The workers do not have the same {what}: " for what in ("step", "fit"))
-RESULTS = "ClusterError: The workers do not compute the same: for the same 4 rows of the first batch, the "
+RESULTS = "ClusterError: The workers do not compute the same: for the same 16 rows of the batch, "
 PLACE = "ClusterError: The workers are not at the same place of the program: "
 SAYS = {
     "another rate": STEP + "learning_rate of the optimizer is 0.01 on worker 0 and 0.5 on worker 1.",

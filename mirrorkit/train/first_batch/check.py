@@ -48,15 +48,13 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
 def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
     if isinstance(step, Custom):
         return None
-    is_cut = step.strategy.num_replicas_in_sync > 1 and "rows" not in step.options.unchecked
-    if isinstance(step, KerasStep):
-        return compare_parts if is_cut and what != "predict" else None
+    is_cut = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1) > 1
+    is_left_out = False
+    if isinstance(step, KerasStep) or what == "predict":
+        is_left_out = "rows" in step.options.unchecked
     if what == "predict":
-        is_right = step.is_synchronized or step.options.runs_keras
-        return compare_parts if is_cut and not is_right else None
-    if again:
-        return functools.partial(compare_parts, again=True) if step.shards > 1 else None
-    return compare_parts
+        is_left_out |= isinstance(step, KerasStep) or step.is_synchronized or step.options.runs_keras
+    return functools.partial(compare_parts, again=again) if is_cut and not is_left_out else None
 
 
 class Switches:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Batch, KerasModel, Nest
+from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
 from mirrorkit.train.first_batch.at_rest import in_float32
 from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
@@ -45,8 +45,7 @@ _CURE = (
     "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
     "sums, norms or comparisons of rows with each other; and rows must draw from a SeedGenerator or without a seed, "
     "not from one that all replicas have. For a loss over the whole batch use "
-    'Step.from_loss(model, optimizer, loss_fn, whole_batch=True); Step.from_compiled(model, unchecked="rows") leaves '
-    "this check out."
+    "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
 )
 _STATE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "
@@ -67,8 +66,6 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     else:
         model, least = step.trained, FEW
         batch, numbers = _taken_apart(step, batch, what)
-        if (step.shards if what == "train" else step.strategy.num_replicas_in_sync) == 1:
-            return True
     to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
     parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
     if parts is None:
@@ -76,8 +73,6 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     rows = spread(parts, to_see(size_of(parts)))
     is_first = what != "predict" and "train" not in step.checked
     with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        if is_first and isinstance(step, Supervised):
-            require_same_results(step, rows, training=what == "train")
         with_functions = again or is_first or (what == "test" and what in step.checked)
         outside_replica(lambda: _compare(step, rows, parts, what, with_functions=with_functions))
     return is_telling(rows)
@@ -117,29 +112,27 @@ def _name(step: Supervised | KerasStep, what: FirstOf) -> str:
 
 def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstOf, *, with_functions: bool) -> None:
     """Refuse a step that does otherwise on parts of some rows of a batch, and name what is to blame."""
-    runs = _runs(step, rows, what)
-    if isinstance(runs, ReplicaRuns) or runs.step.options.runs_keras:
-        if "rows" not in step.options.unchecked:
-            for _, text in _differences(step, runs, batch, what):
-                raise StepError(f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}")
-        return
-    options, unchecked = runs.step.options, runs.step.options.unchecked
+    runs, options = _runs(step, rows, what), step.options
     differences = _differences(step, runs, batch, what)
     found: dict[str, list[str]] = {}
-    if with_functions and not options.takes_batches:
-        found = function_faults(runs, batch)
-    if differences and "rows" not in unchecked:
-        # Losses and layers explain gradients and logs; what neither explains is told as it is.
-        found |= _blamed(runs, what, differences)
-        if not any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss")):
-            found["rows"] = [f"The step {text}" for name, text in differences if name not in found]
-    names = tuple(name for name, texts in found.items() if texts and name not in unchecked)
+    if isinstance(runs, ReplicaRuns) or options.runs_keras:
+        title = f"{_name(step, what)} does not mean the same on shares of a batch"
+        found["rows"] = [f"{title}: it {text} {_CURE}" for _, text in differences[:1]]
+    else:
+        if with_functions and not options.takes_batches:
+            found = function_faults(runs, batch)
+        if differences and "rows" not in options.unchecked:
+            # Losses and layers explain gradients and logs; what neither explains is told as it is.
+            found |= _blamed(runs, what, differences)
+            if not any(texts for name, texts in found.items() if is_loss(name) or name in ("rows", "add_loss")):
+                found["rows"] = [f"The step {text}" for name, text in differences if name not in found]
+    names = tuple(name for name, texts in found.items() if texts and name not in options.unchecked)
     if names:
         texts = itertools.chain(*(found[name] for name in names))
         raise StepError(
-            f"{runs.step.shards} shards of a batch would not give what the whole batch gives. {' '.join(texts)} (Seen "
-            "on rows of the data and on parts of them. If you know that it is right: "
-            f"unchecked={names!r}, an argument of mk.train.Step{'.from_loss' * options.of_values} and mk.fit.)"
+            f"{step.strategy.num_replicas_in_sync * step.accumulate} shards of a batch would not give what the whole "
+            f"batch gives. {' '.join(texts)} (Seen on rows of the data and on parts of them. If you know that it is "
+            f"right: unchecked={names!r}, an argument of mk.train.Step{'.from_loss' * options.of_values} and mk.fit.)"
         )
 
 
@@ -156,45 +149,41 @@ def _blamed(runs: PureRuns, what: FirstOf, differences: Sequence[tuple[str, str]
 def _differences(
     step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, batch: Nest, what: FirstOf
 ) -> list[tuple[str, str]]:
-    """Say how parts of rows differ from all of them; refuse a step that cannot be run on them."""
+    """Say how parts of rows differ from all of them; refuse a step that these rows alone cannot be given.
+
+    What fails on the batch too, the training will tell of; what is left out may fail on other rows.
+    """
     try:
-        return _between(runs, step.model, nudge=what == "train")
+        return _between(step, runs, nudge=what == "train")
     except MirrorkitError:
         raise
     except Exception as error:  # whatever a user's step may raise
-        if isinstance(step, Supervised) and step.options.unchecked:
-            # What is left out may fail on other rows.
-            _log.warning("A few rows of a batch could not be compared: %s", told(error))
-        else:
-            _require_failing(step, runs, batch, what, error)
-    return []
+        if not step.options.unchecked and _runs_on(step, batch, what):
+            raise StepError(
+                f"{_name(step, what)} cannot be run on {runs.count} rows and on shares of them: {told(error)} "
+                f'{ANY_ROWS} If this is right, leave the check out: unchecked="rows".'
+            ) from error
+        _log.warning("The rows of a batch could not be compared: %s", told(error))
+        return []
 
 
-def _require_failing(
-    step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, batch: Nest, what: FirstOf, error: Exception
-) -> None:
-    """Refuse a step that cannot be run on a few rows; but one that cannot on the whole batch, the training will."""
-    cure = "The whole first batch fails, too."
+def _runs_on(step: Supervised | KerasStep, batch: Nest, what: FirstOf) -> bool:
+    """Return whether a step can be run on a batch, or on the replicas' shares of it."""
     for shares in (step.strategy.num_replicas_in_sync, 1):  # a constant batch size fits the whole alone
         try:
             for own in np.array_split(np.arange(size_of(batch)), shares):
                 _runs(step, take(batch, own), what).whole()
         except Exception:  # whatever a user's step may raise
             continue
-        cure = ANY_ROWS
-        break
-    if cure == ANY_ROWS or what == "predict" or isinstance(step, KerasStep) or step.options.runs_keras:
-        raise StepError(
-            f"{_name(step, what)} cannot be run on {runs.count} rows and on shares of them: {told(error)} {cure} If "
-            'this is right, leave the check out: unchecked="rows".'
-        ) from error
-    _log.warning("The first batch could not be checked: %s", told(error))
+        return True
+    return False
 
 
-def _between(runs: PureRuns | ReplicaRuns, model: KerasModel, *, nudge: bool) -> list[tuple[str, str]]:
-    """Say in sentences how parts of these rows differ from all of them."""
+def _between(step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, *, nudge: bool) -> list[tuple[str, str]]:
+    """Say in sentences how parts of these rows differ from all of them; refuse workers that differ in these."""
     whole, parts = runs.both()
-    compare = functools.partial(differing, model, weights=runs.weights)
+    require_same_results(step.strategy, step.model, whole, runs.weights, runs.count)
+    compare = functools.partial(differing, step.model, weights=runs.weights)
     if not any(compare(whole, parts, before=runs.before)):
         return []
     # What differs without being cut, or with other seeds where draws are not known by row, is no proof.

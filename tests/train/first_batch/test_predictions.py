@@ -107,7 +107,7 @@ def test_looked_at_once(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     from mirrorkit.train.first_batch import check
 
     seen = []
-    monkeypatch.setattr(check, "compare_parts", lambda *given: seen.append(given))
+    monkeypatch.setattr(check, "compare_parts", lambda *given, again: seen.append(given))
     loop = make_loop(TWO, lambda: keras.Sequential([keras.Input((4,)), L.Dense(1)]), loss="mse")
     loop.predict(DATA)
     loop.predict(DATA)

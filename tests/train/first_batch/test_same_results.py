@@ -1,9 +1,8 @@
-"""Loss and gradient of a few rows, as workers compare them; real workers are in tests/multiworker."""
+"""Loss and gradient of some rows, as workers compare them; real workers are in tests/multiworker."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from mirrorkit._keras import keras
 from mirrorkit.errors import ClusterError
 from mirrorkit.train import Step
 from mirrorkit.train.first_batch import same_results
+from mirrorkit.train.first_batch.running import PureRuns
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
 
 ROWS = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
@@ -48,6 +48,11 @@ def step_of(*layers: Any, **options: Any) -> Any:
     return step
 
 
+def compare(step: Any, what: Any = "train") -> None:
+    runs = PureRuns(step, step.unpack(BATCH).present, what)
+    require_same_results(step.strategy, step.model, runs.whole(), runs.weights, runs.count)
+
+
 def same(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
@@ -64,10 +69,10 @@ def other(index: int, factor: float) -> Callable[[np.ndarray], np.ndarray]:
 
 def test_it_is_the_loss_and_its_gradient(others):
     (sent, step) = (others(same), step_of(accumulate=2))
-    require_same_results(step, BATCH, training=True)
-    x, y = (part[:4] for part in BATCH)
+    compare(step)
+    x, y = BATCH
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum((step.model(x) - y) ** 2) / 4
+        loss = tf.reduce_sum((step.model(x) - y) ** 2) / 6
     gradients = tape.gradient(loss, [weight.value for weight in step.model.trainable_variables])
     np.testing.assert_allclose(sent[0][0], float(loss), rtol=1e-5)
     np.testing.assert_allclose(sent[0][1:, 0], [np.linalg.norm(g) for g in gradients], rtol=1e-5)
@@ -75,13 +80,13 @@ def test_it_is_the_loss_and_its_gradient(others):
 
 def test_rounding_is_no_difference(others):
     others(other(0, 1 + 1e-6), other(1, 1 - 1e-6))
-    require_same_results(step_of(), BATCH, training=True)
+    compare(step_of())
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ((same, other(0, 1.1)), r"the loss is .* on worker 2 and .* on worker 0"),
+        ((same, other(0, 1.1)), r"'loss' is .* on worker 2 and .* on worker 0"),
         ((other(3, 1.5),), r"dense_1/kernel' is .* on worker 1 and"),
     ],
     ids=["loss", "gradient"],
@@ -89,20 +94,21 @@ def test_rounding_is_no_difference(others):
 def test_the_worker_with_another_result_is_named(others, changes, words):
     others(*changes)
     with pytest.raises(ClusterError, match=words):
-        require_same_results(step_of(), BATCH, training=True)
+        compare(step_of())
 
 
 def test_evaluation_compares_the_loss_alone(others):
     sent = others(same)
-    require_same_results(step_of(), BATCH, training=False)
-    assert sent[0].shape == (1, 2)
+    compare(step_of(), "test")
+    assert sent[0][0, 0] > 0
+    assert not sent[0][1:].any()
 
 
 def test_nothing_is_changed_and_all_workers_draw_the_same(others):
     (sent, step) = (others(same), step_of(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)))
     before = [variable.numpy().copy() for variable in step.variables]
     for _ in range(2):
-        require_same_results(step, BATCH, training=True)
+        compare(step)
     np.testing.assert_array_equal(sent[0], sent[1])
     for variable, value in zip(step.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -119,7 +125,7 @@ STEPS = {
 @pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
 def test_any_step(others, make):
     sent = others(same)
-    require_same_results(make(), BATCH, training=True)
+    compare(make())
     assert np.isfinite(sent[0]).all()
 
 
@@ -127,20 +133,6 @@ def test_what_is_no_number_is_not_compared(others):
     others(same)
     for batch in (tf.constant(["a"] * 6), tf.ragged.constant([[1.0]] * 6)):
         assert rows_of_chief(tf.distribute.get_strategy(), (batch, BATCH[1]), 4) is None
-
-
-def test_a_model_that_cannot_be_seen_is_trained_with_a_warning(others, caplog):
-    class Particular(keras.layers.Layer):
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            if tf.executing_eagerly() and not isinstance(x, keras.KerasTensor):
-                raise TypeError("only within a tf.function")
-            return x
-
-    sent = others(same)
-    with caplog.at_level(logging.WARNING, "mirrorkit"):
-        require_same_results(step_of(Particular()), BATCH, training=True)
-    assert np.isnan(sent[0]).all()
-    assert "Whether all workers compute the same could not be seen: TypeError" in caplog.text
 
 
 def test_a_loss_over_the_whole_batch(others):
@@ -153,6 +145,6 @@ def test_a_loss_over_the_whole_batch(others):
     step = made.for_loop(tf.distribute.get_strategy())
     step.prepare(BATCH)
     sent = others(other(0, 2.0))
-    with pytest.raises(ClusterError, match="the loss is"):
-        require_same_results(step, step.unpack(BATCH).present, training=True)
+    with pytest.raises(ClusterError, match="'loss' is"):
+        compare(step)
     assert sent[0][0, 0] > 0
