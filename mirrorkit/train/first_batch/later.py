@@ -47,8 +47,9 @@ class LaterChecks:
         """Return whether to check after so many steps; on several workers the chief decides."""
         if self._check is None or not is_chief(self._step.strategy):
             return False
-        due = 10 ** len(str(self._right)) if "train" in self._step.checked else 2 * self._right
-        if self._spent + self._last > max(_SECONDS, _SHARE * self._trained):
+        is_checked = "train" in self._step.checked
+        due = 10 ** len(str(self._right)) if is_checked else 2 * self._right
+        if is_checked and self._spent + self._last > max(_SECONDS, _SHARE * self._trained):
             if steps >= due and not self._is_told:
                 self._is_told = True
                 _log.info("The check at step %d waits: checks take at most 5 s, or 1 %% of the training time.", due)

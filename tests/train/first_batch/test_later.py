@@ -438,6 +438,9 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: Any, cap
     assert not some.is_due(1001)
     some._trained = 601.0
     assert some.is_due(1002)
+    del some._step.checked["train"]  # none of them could tell anything: the next does not wait
+    some._trained = 0.0
+    assert some.is_due(2000)
     assert not checks(6.0).is_due(10)  # by the first check
 
 
