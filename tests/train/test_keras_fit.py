@@ -290,7 +290,26 @@ def test_the_batches_of_a_pydataset_are_shuffled_anew_in_each_epoch() -> None:
     assert sorted(first) == sorted(X[::14, 0])
     assert firsts(1) != first
     assert firsts(0, start=2) == first[2:]
-    assert source.ended == 3  # once for each pass
+    assert source.ended == 4  # once before the first pass, as in Keras, and once for each
+
+
+class Grows(Batches):
+    """Its targets tell how often Keras has called its hooks."""
+
+    begun = 0
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = super().__getitem__(number)
+        return x, y + self.ended + 10.0 * self.begun
+
+    def on_epoch_begin(self) -> None:
+        self.begun += 1
+
+
+def test_a_pydataset_that_changes_with_the_epochs(strategy_of: Any) -> None:
+    model, ours = twins(plain, strategy_of("one_device", 1))
+    theirs = model.fit(Grows(), epochs=3, verbose=0, shuffle=False).history
+    assert mk.fit(ours, Grows(), epochs=3, verbose=0, shuffle=False).history["loss"] == pytest.approx(theirs["loss"])
 
 
 @pytest.mark.slow

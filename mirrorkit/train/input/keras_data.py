@@ -76,6 +76,7 @@ class PyBatches(Recipe):
     def __init__(self, source: Any, shuffle: bool, seed: int) -> None:
         self._source, self._shuffle, self._seed = source, shuffle, seed
         self._spec = _spec_of([_standard(source[number]) for number in range(min(2, source.num_batches))])
+        source.on_epoch_end()  # as Keras calls it before the first epoch
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,6 +95,7 @@ class PyBatches(Recipe):
         numbers = order_of(self.steps_per_epoch, shuffle=self._shuffle, key=[self._seed, epoch])[start:]
 
         def read() -> Iterator[Batch]:
+            getattr(self._source, "on_epoch_begin", lambda: None)()
             for left, number in zip(reversed(range(len(numbers))), numbers, strict=True):
                 batch = _standard(self._source[int(number)])
                 if left == 0:  # before the last one is given away, after which the next epoch may begin to read
