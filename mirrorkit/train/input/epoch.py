@@ -190,13 +190,6 @@ class HostIterator(EpochIterator):
         return functools.partial(_next, self._context)
 
 
-def opened(spec: Spec, *batch: Nest) -> Nest:
-    """Return an element of a dataset whose shapes leave open what the spec leaves open."""
-    tensors, specs = (tf.nest.flatten(nest, expand_composites=True) for nest in (batch, spec))
-    found = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
-    return tf.nest.pack_sequence_as(spec, found, expand_composites=True)
-
-
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
     with tf.device(HOST):
         batch = source.get_next_as_optional().get_value()
