@@ -71,10 +71,6 @@ class EpochIterator:
         """How many batches are left; None where that is unknown."""
         return None if self.steps is None else self.steps - self.position
 
-    def advance(self, steps: int) -> None:
-        """Count batches as done."""
-        self.position += steps
-
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next `steps` batches into runs of similar updates.
 

@@ -83,7 +83,7 @@ class Fit:
         while position.batch != self.data.steps and not (position.batch and passes.step.model.stop_training):
             steps = self._next_steps()
             self.hooks.on_train_batch_begin(position.batch)
-            result = passes.calls.train(batches, totals, steps)
+            result = passes.calls.call("train", batches, totals, steps)
             if result.steps == 0:  # the end of data of unknown length
                 break
             passes.later.note(result.seconds)

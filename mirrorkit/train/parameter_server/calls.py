@@ -58,7 +58,8 @@ class RemoteCalls(Calls):
                 waiting = []
         yield from self._fetched(waiting)
 
-    def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+    def call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        """See `Calls`."""
         assert isinstance(data, (HostIterator, SentIterator))  # no other data is held
         start = time.perf_counter()
         accumulate, scheduled = self._batches_of(what), []
@@ -75,7 +76,7 @@ class RemoteCalls(Calls):
         taken = sum(piece.batches for piece, _ in scheduled)
         finite = finite_steps([(piece, good) for (piece, _), (_, good) in zip(scheduled, results, strict=True)])
         totals = sum((added for added, _ in results), totals)
-        data.advance(taken)
+        data.position += taken
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
 
     def _schedule(self, function: Any, arguments: tuple[Any, ...]) -> Any:

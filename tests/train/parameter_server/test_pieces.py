@@ -86,13 +86,13 @@ def test_sent_rows_are_those_of_the_epochs_order() -> None:
 def test_the_end_of_data_of_unknown_length_ends_the_call() -> None:
     data = _read(10, size=None)
     assert _all_of(_cut(data, 8, 2, 4)) == _batches(10)
-    data.advance(3)
+    data.position += 3
     assert _cut(data, 8, 2, 4) == []
 
 
 def test_data_that_end_early_are_named() -> None:
     data = _read(12, steps=5, position=0)
-    data.advance(1)
+    data.position += 1
     with pytest.raises(StepError, match="5 batches, but ended after 4"):
         _cut(data, 4, 1, 2)
 
