@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.checks.bits import checksums, from_words, to_words
+from mirrorkit.checks.bits import checksums, to_words
 from mirrorkit.errors import StepError
 
 
@@ -47,31 +47,8 @@ def test_a_layout_divides_both() -> None:
 # --- words and checksums: every bit and its place count
 
 
-DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128]
-DTYPES += [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
-
-
 def of_bytes(data: bytes, dtype: tf.DType, *shape: int) -> tf.Tensor:
     return tf.constant(np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_words_hold_the_bits_and_give_them_back(dtype: tf.DType) -> None:
-    data = np.random.default_rng(0).integers(0, 256, 12 * dtype.size, "uint8").tobytes()
-    value = of_bytes(data, dtype, 3, 4)
-    words = to_words(value)
-    assert words.dtype == tf.int64
-    assert words.shape.rank == 1
-    back = from_words(words, value)
-    assert (back.dtype, back.shape) == (value.dtype, value.shape)
-    assert back.numpy().tobytes() == data  # NaN's payload and the sign of zero included
-
-
-def test_words_of_truth_values_and_of_nothing() -> None:
-    for value in (tf.constant([[True], [False]]), tf.zeros([0, 3]), tf.constant(2.5), tf.zeros([2, 0], tf.float64)):
-        back = from_words(to_words(value), value)
-        np.testing.assert_array_equal(back, value)
-        assert back.shape == value.shape
 
 
 def test_text_has_no_words() -> None:
