@@ -260,7 +260,7 @@ class Variants:
 
     def _train(self, batches: int) -> float:
         totals = tf.zeros([self._step.totals_size()], tf.float64)
-        return self._calls.train(self._epochs.with_left(batches), totals, batches).seconds
+        return self._calls.call("train", self._epochs.with_left(batches), totals, batches).seconds
 
     def _many(self, one: Any) -> Any:
         @tf.function(autograph=False)

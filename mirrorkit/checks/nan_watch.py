@@ -61,7 +61,7 @@ class NanWatch(LoopCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise an error if there is no loop to watch."""
-        if self._loop is None:
+        if self.loop is None:
             raise StepError(
                 "NanWatch needs mk.train.Loop to train again. In Keras's own fit, stop with "
                 "keras.callbacks.TerminateOnNaN and check a batch with mk.checks.find_non_finite(model, batch)."
