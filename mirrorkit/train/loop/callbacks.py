@@ -30,6 +30,7 @@ from mirrorkit.train.checkpoints import Checkpoints, Restored
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.loop.journal import journals
 from mirrorkit.train.loop.same_workers import SameWorkers
+from mirrorkit.train.requirements.settings import plain
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
 
@@ -98,12 +99,15 @@ def callback_list(
         given.append(keras.callbacks.ProgbarLogger())
     if history and num_workers(loop.strategy) > 1:
         # A callback that waits for the other workers' would wait for ever where one of them has none.
-        waiting = ", ".join(filter(None, map(_collective, given))) or "none"
-        require_same(
-            loop.strategy,
-            "callbacks of Loop.fit",
-            {"the list of those that know the loop (not those with chief_only = True)": waiting},
-        )
+        asked = {
+            "the list of callbacks that know the loop (not those with chief_only = True)": (
+                ", ".join(filter(None, map(_collective, given))) or "none"
+            ),
+            "epochs": params.get("epochs"),
+            "class_weight": params.get("class_weight"),
+            "validation (its frequency, batch size, batches, steps within an epoch)": params.get("validation"),
+        }
+        require_same(loop.strategy, "fit", plain(asked))
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     if history:
