@@ -74,7 +74,7 @@ class Input:
         self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         self._seen: Batch | None = None  # the last that was looked at
-        spec = source.element_spec
+        spec = source.data.element_spec
         if any(not isinstance(part, _TENSORS) for part in tf.nest.flatten(spec)):
             raise StepError(
                 f"The data yields None, or datasets, among its tensors: {spec}. A batch may end in None, in place of "
@@ -204,7 +204,7 @@ class Input:
         """Check that all workers begin with the same batch: in each epoch of what all of them read whole, else once."""
         if not self._compared:
             of = self._of or (f" in epoch {epoch} (counted from 0)" if epoch else "")
-            self._source.require_same(self._strategy, first(), self.steps, of)
+            self._source.require(self._strategy, first(), self.steps, of, self._source.of_all())
             self._compared = self._source.reads_own_rows
 
     def _place(self, position: int) -> dict[str, Any]:

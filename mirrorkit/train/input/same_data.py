@@ -28,7 +28,6 @@ def require_same_data(
     first: Any,
     steps: int | None,
     of: str = "",
-    *,
     sample: tuple[Any, np.ndarray] | None = None,
 ) -> None:
     """Compare the first global batch of all workers, how many they have, and a `sample`. Collective.
@@ -55,7 +54,7 @@ def require_same_data(
     )
 
 
-def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None) -> None:
+def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None, *others: Any) -> None:
     """See that workers that make data of their own begin with different batches. Collective: every worker calls it.
 
     A function that leaves its shard out of account gives all workers the same examples. Inputs and targets are
