@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
+from mirrorkit._types import KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
@@ -128,11 +128,6 @@ def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) ->
         _log.warning("The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s", reason)
 
 
-def _with_tables(model: KerasModel) -> list[KerasLayer]:
-    """Return the layers that hold a vocabulary beside their variables."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "save_assets")]
-
-
 def _why_not(model: KerasModel, error: Exception) -> str:
     """Name a layer that cannot be made from its configuration: the first from the end, where inner layers come."""
     name = repr(model.name)
@@ -160,8 +155,9 @@ def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | 
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
-    for layer in _with_tables(model):
-        archive.track(layer)
+    for layer in layers_of(model):
+        if hasattr(layer, "save_assets"):  # a vocabulary, beside its variables
+            archive.track(layer)
     archive.add_variable_collection("trainable_variables", trainable)
     archive.add_variable_collection("non_trainable_variables", other)
     archive.add_variable_collection("variables", [*trainable, *other])
