@@ -43,10 +43,15 @@ class EpochIterator:
         size_of: returns how many examples the batch of a number has, or None where that is unknown. Of known sizes only
             the last one of an epoch may be another.
         position: how many batches are done already.
+
+    Attributes:
+        batch: a function of `source`, a batch number and a size that returns this batch, for use in compiled calls;
+            they outlive the iterator.
     """
 
     kind: Hashable = "host"  # those of one kind share their compiled functions
     on_device = False
+    batch: Callable[[Nest, tf.Tensor, Any], GlobalBatch]
 
     def __init__(
         self,
@@ -86,11 +91,6 @@ class EpochIterator:
         else:
             yield UpdateRun(self.position, updates - 1, sizes)
             yield UpdateRun(of_last[0], 1, last)
-
-    @property
-    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """A function of `source`, a batch number and a size that returns this batch; for use in a compiled call."""
-        raise NotImplementedError
 
 
 @functools.cache
@@ -149,7 +149,7 @@ class HostIterator(EpochIterator):
     ) -> None:
         if context is not None:
             self.kind = "rows of a worker"
-        self._context = context
+        self.batch = functools.partial(_next, context)
         with tf.device(HOST):
             self._queue = tf.queue.FIFOQueue(-1, tf.variant)  # of any length
         super().__init__(ReadAhead(iter(untuned(dataset)), self._queue.queue_ref), **place)
@@ -179,11 +179,6 @@ class HostIterator(EpochIterator):
         with tf.device(HOST):
             batch = self.source.get_next_as_optional()
             return batch.get_value() if batch.has_value() else None
-
-    @property
-    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """A function that returns the next batch; not a method, since compiled functions outlive the iterator."""
-        return functools.partial(_next, self._context)
 
 
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:

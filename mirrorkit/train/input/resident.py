@@ -14,7 +14,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.same_rows import with_same_rows
-from mirrorkit.train.step.global_batch import GlobalBatch, some_is_empty, this_replica
+from mirrorkit.train.step.global_batch import some_is_empty, this_replica
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 
@@ -46,8 +46,8 @@ class ResidentIterator(EpochIterator):
                 "epoch": tf.constant(epoch),
             }
         super().__init__(source, **place)
-        self._data, self._weigh = data, weigh
-        self.kind = (data, weigh)
+        self._data, self.kind = data, (data, weigh)
+        self.batch = functools.partial(_ResidentBatch, data, weigh)
 
     @property
     def element_spec(self) -> Spec:
@@ -57,11 +57,6 @@ class ResidentIterator(EpochIterator):
             self._data.rows,
             self.source["arrays"][0],
         )
-
-    @property
-    def batch(self) -> Callable[[Nest, tf.Tensor, Any], GlobalBatch]:
-        """A function that returns the batch of a number; a recipe knows all sizes."""
-        return functools.partial(_ResidentBatch, self._data, self._weigh)
 
 
 @dataclass(frozen=True)
