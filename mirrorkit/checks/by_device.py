@@ -12,8 +12,6 @@ import tensorflow as tf
 from mirrorkit.train import Loop, Step
 from mirrorkit.variables import copies
 
-_KINDS = ("weights", "layer state", "optimizer", "other")
-_PASSES = ("forward", "backward", "update")
 # Operations that return another view of the same memory, a reference or a shape.
 WITHOUT_COMPUTATION = {
     *("Const", "Placeholder", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Bitcast", "Shape", "ShapeN", "Rank", "Size"),
@@ -24,7 +22,7 @@ WITHOUT_COMPUTATION = {
 
 @dataclass(frozen=True)
 class OnDevices:
-    """What each device holds and computes. `str(report)` is a table.
+    """What each device holds and computes. `str(report)` has a line for each device.
 
     ```python
     report = mk.checks.on_devices(loop, train)
@@ -42,15 +40,13 @@ class OnDevices:
     operations: Mapping[str, Mapping[str, int]]
 
     def __str__(self) -> str:
-        """The table."""
-        kinds = [kind for kind in _KINDS if any(parts.get(kind) for parts in self.memory.values())]
-        rows = [["device", *(f"{kind}, bytes" for kind in kinds), *(f"{name}, operations" for name in _PASSES)]]
+        """A line for each device."""
+        lines = []
         for device in sorted({*self.memory, *self.operations}):
-            numbers = [self.memory.get(device, {}).get(kind, 0) for kind in kinds]
-            numbers += [self.operations.get(device, {}).get(name, 0) for name in _PASSES]
-            rows.append([device, *(f"{number:,}" for number in numbers)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+            found = [f"{size:,} bytes of {kind}" for kind, size in self.memory.get(device, {}).items()]
+            found += [f"{number:,} operations of {name}" for name, number in self.operations.get(device, {}).items()]
+            lines.append(f"{device}: {', '.join(found)}")
+        return "\n".join(lines)
 
 
 def on_devices(loop: Loop, data: Any) -> OnDevices:
