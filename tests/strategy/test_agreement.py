@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from mirrorkit.errors import ArgumentError, ClusterError
-from mirrorkit.strategy import agreement, barrier, exchange
-from mirrorkit.strategy import workers as strategy_workers
+from mirrorkit.strategy import agreement, barrier, exchange, workers as strategy_workers
 
 
 class Workers:

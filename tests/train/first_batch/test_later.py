@@ -16,8 +16,7 @@ from training_helpers import line_net, plain_dataset, sequential
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train.first_batch import check as check_module
-from mirrorkit.train.first_batch import later, parts
+from mirrorkit.train.first_batch import check as check_module, later, parts
 from mirrorkit.train.first_batch.check import Switches
 from mirrorkit.train.first_batch.later import LaterChecks
 

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import DataError
-from mirrorkit.train.input import input as input_module
-from mirrorkit.train.input import same_data, source
+from mirrorkit.train.input import input as input_module, same_data, source
 from mirrorkit.train.input.input import Input
 
 X = np.zeros((4, 2), np.float32)
