@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
-from mirrorkit.data import shards, without_none
+from mirrorkit.data import without_none
 from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall, recorded
-from mirrorkit.train import Step, UnpackedBatch, training_argument, unpack_batch
+from mirrorkit.train import Step, UnpackedBatch, shards, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
 
 Range = tuple[float, float]

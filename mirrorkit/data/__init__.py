@@ -40,7 +40,6 @@ from mirrorkit.data.nests import without_none as without_none  # isort: skip
 from mirrorkit.data.order import order_of as order_of  # isort: skip
 from mirrorkit.data.worker_rows import bounds as bounds  # isort: skip
 from mirrorkit.data.worker_rows import own_rows as own_rows  # isort: skip
-from mirrorkit.data.worker_rows import shards as shards  # isort: skip
 from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip
 from mirrorkit.data.stored_array import HOST as HOST  # isort: skip
 

@@ -14,13 +14,6 @@ def bounds(size: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
     return least(replica * largest, size), least((replica + 1) * largest, size)
 
 
-def shards(batch: Any, count: int) -> list[Any]:
-    """Split a batch of arrays or tensors as `count` replicas share it."""
-    size = tf.shape(tf.nest.flatten(batch)[0])[0]
-    cuts = [slice(*bounds(size, replica, count)) for replica in range(count)]
-    return [tf.nest.map_structure(lambda part, cut=cut: part[cut], batch) for cut in cuts]
-
-
 def own_rows(size: int, context: tf.distribute.InputContext | None) -> tuple[int, int]:
     """Return where a worker's rows in a global batch of `size` examples begin and end.
 

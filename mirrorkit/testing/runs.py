@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit.data import shards as shards_of
 from mirrorkit.errors import StepError
-from mirrorkit.train import Loop, Step, variables_of
+from mirrorkit.train import Loop, Step, shards as shards_of, variables_of
 from mirrorkit.variables import copies, path, unchanged
 
 

@@ -15,7 +15,7 @@ from mirrorkit.train.calls.compiled import Calls as Calls
 from mirrorkit.train.checkpoints import Checkpoints
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.exporting import export
-from mirrorkit.train.input.epoch import EpochIterator as EpochIterator
+from mirrorkit.train.input.epoch import EpochIterator as EpochIterator, shards as shards
 from mirrorkit.train.input.input import Input as Input
 from mirrorkit.train.keras_fit import evaluate as evaluate, fit as fit, predict as predict
 from mirrorkit.train.keras_model import custom_gradients as custom_gradients  # for what it replaces

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, own_rows, untuned
+from mirrorkit.data import HOST, bounds, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.requirements.same_rows import names_of, with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
@@ -207,3 +207,10 @@ def other_size(element: Nest, number: int, found: object, wanted: object, at: st
         "examples. A `map` must keep the number of examples in a batch, and num_examples must be that of the files. "
         "For batches of any size, give a tf.data.Dataset: train.dataset(), mapped."
     )
+
+
+def shards(batch: Any, count: int) -> list[Any]:
+    """Split a batch of arrays or tensors as `count` replicas share it."""
+    size = tf.shape(tf.nest.flatten(batch)[0])[0]
+    cuts = [slice(*bounds(size, replica, count)) for replica in range(count)]
+    return [tf.nest.map_structure(lambda part, cut=cut: part[cut], batch) for cut in cuts]
