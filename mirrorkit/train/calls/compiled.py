@@ -111,13 +111,10 @@ class Calls:
                     yield tf.nest.pack_sequence_as(like, of_replica)
                 done += 1
 
-    def functions(self, what: Pass, data: EpochIterator, steps: int) -> Iterator[ConcreteFunction]:
-        """Yield the functions that `call` would call for the next `steps` batches; traces, runs nothing."""
-        if data.steps is None:
-            yield self._trace(what, data, None)
-            return
-        for part in data.parts(steps, self._batches_of(what)):
-            yield self._trace(what, data, part.sizes)
+    def function(self, what: Pass, data: EpochIterator, steps: int) -> ConcreteFunction:
+        """Return the first function that `call` would call for the next `steps` batches; traces, runs nothing."""
+        part = None if data.steps is None else next(data.parts(steps, self._batches_of(what)))
+        return self._trace(what, data, part and part.sizes)
 
     def _batches_of(self, what: Pass) -> int:
         """Return how many batches one run takes: those of an update, or one."""
@@ -172,7 +169,7 @@ class Calls:
                 _log.warning("The data changed shape or dtype, so the loop compiles again: %s became %s.", was, now)
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)
-            many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
+            many = self._until_the_end(what, data) if sizes is None else self._counted(what, data, sizes)
             as_a_whole = data.on_device and sizes is not None and None not in sizes
             with explained_trace(sizes if any(name[0] == what for name, _ in self._traces) else None):
                 self._traces[function, specs], _ = xla.trace(many, as_a_whole and self.jit_compile, *arguments)
@@ -220,13 +217,15 @@ class Calls:
         _, totals, good = tf.while_loop(is_left, body, begin)
         return totals, good
 
-    def _until_the_end(self, what: Pass) -> Any:
+    def _until_the_end(self, what: Pass, data: EpochIterator) -> Any:
         """Make a function of runs on data that may end before; an optional batch says so, where `next` would raise.
 
         An error in the midst of a step would leave it half done. Workers tell each other before each step whether they
         have a batch: in a step that one of them does not take, the others would wait for ever. The last result is who
         had one.
         """
+
+        spec = data.element_spec  # without the iterator, which the function outlives
 
         def many(
             iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
@@ -235,7 +234,7 @@ class Calls:
 
             def fetch(index: tf.Tensor) -> tuple[Any, tf.Tensor]:
                 with tf.device(HOST):
-                    nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                    nothing = tf.experimental.Optional.empty(spec)
                     batch = tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
                     return batch, each_worker(self.strategy, batch.has_value())
 

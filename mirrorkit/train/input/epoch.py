@@ -45,6 +45,7 @@ class EpochIterator:
         position: how many batches are done already.
 
     Attributes:
+        element_spec: shapes and dtypes of what `source` yields.
         batch: a function of `source`, a batch number and a size that returns this batch, for use in compiled calls;
             they outlive the iterator.
     """
@@ -52,6 +53,7 @@ class EpochIterator:
     kind: Hashable = "host"  # those of one kind share their compiled functions
     on_device = False
     batch: Callable[[Nest, tf.Tensor, Any], GlobalBatch]
+    element_spec: Spec
 
     def __init__(
         self,
@@ -65,11 +67,6 @@ class EpochIterator:
         self.steps = steps
         self.size_of = size_of
         self.position = position
-
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of what `source` yields."""
-        return self.source.element_spec
 
     @property
     def left(self) -> int | None:
@@ -117,18 +114,15 @@ class ReadAhead(NamedTuple):
     iterator: Any
     queue: tf.Tensor  # its handle
 
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of a batch."""
-        return self.iterator.element_spec
-
     def get_next_as_optional(self) -> Any:
         """Return the next batch, or nothing at the end of the data; also in compiled calls."""
 
         def queued() -> Any:
             (found,) = tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
             found.set_shape([])
-            return tf.nest.pack_sequence_as(tf.OptionalSpec(self.element_spec), [found], expand_composites=True)
+            return tf.nest.pack_sequence_as(
+                tf.OptionalSpec(self.iterator.element_spec), [found], expand_composites=True
+            )
 
         is_queued = tf.raw_ops.QueueSizeV2(handle=self.queue) > 0
         return tf.cond(is_queued, queued, self.iterator.get_next_as_optional)
@@ -149,7 +143,7 @@ class HostIterator(EpochIterator):
     ) -> None:
         if context is not None:
             self.kind = "rows of a worker"
-        self.batch = functools.partial(_next, context)
+        self.batch, self.element_spec = functools.partial(_next, context), dataset.element_spec
         with tf.device(HOST):
             self._queue = tf.queue.FIFOQueue(-1, tf.variant)  # of any length
         super().__init__(ReadAhead(iter(untuned(dataset)), self._queue.queue_ref), **place)

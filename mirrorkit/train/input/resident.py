@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit._types import Batch, Nest
 from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.same_rows import with_same_rows
@@ -46,16 +46,10 @@ class ResidentIterator(EpochIterator):
                 "epoch": tf.constant(epoch),
             }
         super().__init__(source, **place)
-        self._data, self.kind = data, (data, weigh)
+        self.kind = (data, weigh)
         self.batch = functools.partial(_ResidentBatch, data, weigh)
-
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of the set."""
-        return tf.nest.map_structure(
-            lambda rows, kept: tf.TensorSpec([kept.shape[0], *rows.shape], rows.dtype),
-            self._data.rows,
-            self.source["arrays"][0],
+        self.element_spec = tf.nest.map_structure(
+            lambda rows, kept: tf.TensorSpec([kept.shape[0], *rows.shape], rows.dtype), data.rows, source["arrays"][0]
         )
 
 

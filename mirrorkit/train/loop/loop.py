@@ -357,7 +357,7 @@ class Loop:
         assert not isinstance(passes.calls, RemoteCalls)  # under parameter servers the workers trace theirs
         passes.step.prepare(training.element_spec)
         batches, steps = next(training.rehearsals(passes.step.accumulate))
-        return next(passes.calls.functions("train", batches, steps))
+        return passes.calls.function("train", batches, steps)
 
     @checks_arguments(StepError)
     @one_at_a_time

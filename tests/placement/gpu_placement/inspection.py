@@ -85,8 +85,7 @@ def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, E
         step.prepare(inputs.element_spec, what)
         names = iter([name, f"{name}, smaller batch"])
         for batches, steps in inputs.rehearsals(accumulate):
-            for function in passes.calls.functions(what, batches, steps):
-                yield next(names), function, batches
+            yield next(names), passes.calls.function(what, batches, steps), batches
     if step.can("predict"):
         inputs = Input(loop.strategy, evaluated, rehearses=True)
 
