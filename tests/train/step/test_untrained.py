@@ -68,7 +68,7 @@ def test_a_checkpoint_of_the_training_is_restored(three: Any, numbers: Any, tmp_
     np.testing.assert_array_equal(loop.predict(_data(numbers)), trained.predict(_data(numbers)))
     other = _made(three, lambda: sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dense(2)))
     before = other.step.model.get_weights()
-    with pytest.raises(CheckpointError, match="-dense/kernel float32"):
+    with pytest.raises(CheckpointError, match=r"-.*dense/kernel float32"):
         other.restore(tmp_path)
     assert all(map(np.array_equal, other.step.model.get_weights(), before))
 
