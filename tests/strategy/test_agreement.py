@@ -51,7 +51,7 @@ class Workers:
 def workers_of(monkeypatch) -> Callable[[int], Workers]:
     def make(number: int) -> Workers:
         workers = Workers(number)
-        for module in (agreement, exchange, barrier):
+        for module in (agreement, exchange):
             monkeypatch.setattr(module, "num_workers", lambda worker: number)
         monkeypatch.setattr(exchange, "_exchanged", workers.exchanged)
         names = {f"worker {i}": "" for i in range(number)}

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Batches
 from mirrorkit.errors import DataError
-from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers
+from mirrorkit.strategy import addresses, arrays_of_all_workers
 
 Groups: TypeAlias = dict[Any, list[str]]  # the names of the workers that hold a value, by this value
 
@@ -37,8 +37,6 @@ def require_same_data(
     Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
     every worker, and does no harm, since only one worker uses each row. A worker without a batch gives None as `first`.
     """
-    if num_workers(strategy) == 1:
-        return
     prints, lengths, samples = _of_all(strategy, first, steps, sample)
     seen = {"the first batch": prints, "an epoch's number of batches": lengths, "the set in memory": samples}
     differing = [what for what, groups in seen.items() if len(groups) > 1]
@@ -62,8 +60,6 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
 
     `steps` is the number of batches of an epoch, which must be the same on all of them.
     """
-    if num_workers(strategy) == 1:
-        return
     prints, lengths, _ = _of_all(strategy, None if first is None else [first], steps)
     if len(lengths) > 1:
         raise DataError(

@@ -105,7 +105,7 @@ def _devices(stream: EpochIterator, strategy: tf.distribute.Strategy) -> list[st
         return [HOST]
 
     def of(device: str) -> Any:
-        return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, stream._data.rows)
+        return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, stream.kind[0].rows)
 
     arrays = [of(device) for device in replica_devices(strategy)]
     return list(tf.nest.flatten({"arrays": arrays, "order": HOST, "epoch": HOST}))

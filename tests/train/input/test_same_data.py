@@ -38,7 +38,6 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(same_data, "addresses", lambda strategy: ["chief", "worker 0", "worker 1"])
         alone(*seen[0])
 
-    monkeypatch.setattr(same_data, "num_workers", lambda strategy: 3)
     return compare
 
 
