@@ -69,10 +69,7 @@ class Bucket(Place):
                 raise DamagedError(f"{found} cannot be read: {type(error).__name__}: {error}") from error
             except Exception as error:  # which kinds there are is the affair of each package
                 raise FileError(f"{found} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
-            try:
-                return checkpoint_file.read(path, wanted)
-            except CheckpointError as error:
-                raise type(error)(str(error).replace(str(path), found)) from error
+            return checkpoint_file.read(path, wanted, found)
 
     def owner(self) -> dict[str, Json]:
         """See `Place`."""

@@ -94,7 +94,7 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
     size = data.global_batch_size
     places = data.order(epoch)[start * size : (start + 1) * size]
-    return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
+    return data.split[places].as_element() if len(places) else None
 
 
 def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
@@ -105,7 +105,7 @@ def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
     """
     size = len(data.split)
     places = np.linspace(0, size - 1, _SAMPLED, dtype=np.int64)
-    inputs, *others = tf.nest.map_structure(lambda array: array[places], data.split.as_element())
+    inputs, *others = data.split[places].as_element()
     parts = tf.nest.flatten(inputs)
     exact = [part for part in parts if part.dtype.kind != "f"]
     levels = [_levels(part) for part in parts if part.dtype.kind == "f"]
