@@ -18,7 +18,6 @@ from mirrorkit.cluster.detection import detect
 from mirrorkit.cluster.network import (
     free_ports as free_ports,
     host_and_port as host_and_port,
-    outside_interfaces as outside_interfaces,
     require_network as require_network,
     unreachable as unreachable,
 )

@@ -8,8 +8,6 @@ import ipaddress
 import logging
 import random
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +21,6 @@ _log = logging.getLogger("mirrorkit")
 _BUSY = 10.0
 # Linux takes the local ports of outgoing connections from 32768 on: one of those may be taken before a task starts.
 _PORTS = range(12000, 32000)
-_SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8  # of Linux: netdevice(7)
 
 
 def free_ports(count: int) -> list[int]:
@@ -152,24 +149,3 @@ def door(cluster: Cluster) -> socket.socket:
         return socket.create_server(("", port), family=family)
     except OSError as error:
         raise _cannot_listen(cluster, error) from error
-
-
-def outside_interfaces() -> list[str]:
-    """Return the network interfaces of this machine that others may reach: those that are up, without loopback.
-
-    TensorFlow's servers listen at all of them. On other systems than Linux all count as up.
-    """
-    with socket.socket() as probe:
-        return [name for _, name in socket.if_nameindex() if _is_outside(name, probe)]
-
-
-def _is_outside(name: str, probe: socket.socket) -> bool:
-    if sys.platform != "linux":
-        return not name.startswith("lo")
-    import fcntl  # not on Windows
-
-    try:
-        (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16s16x", name.encode())), 16)
-    except OSError:  # it has gone
-        return False
-    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK
