@@ -7,7 +7,6 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,6 @@ _log = logging.getLogger("mirrorkit")
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
-
-_SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # of learning rates
 
 _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and what else could be asked
     True: ": under parameter servers it comes once per call of many steps, since workers take steps at the same time. "
@@ -88,9 +85,6 @@ def callback_list(
             "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
-    _refuse_by_optimizer(given, getattr(model, "optimizer", None))
-    if any(isinstance(callback, keras.callbacks.TensorBoard) for callback in given) and not find_spec("tensorboard"):
-        raise StepError("The callback TensorBoard needs tensorboard, which is not installed: pip install tensorboard.")
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -173,17 +167,6 @@ def _collective(callback: Any) -> str | None:
     if _is_chiefs(callback) or not (periods or isinstance(callback, LoopCallback)):
         return None
     return "".join([type(callback).__name__, *periods])
-
-
-def _refuse_by_optimizer(given: Sequence[Any], optimizer: Any) -> None:
-    """Refuse callbacks that set a learning rate where the optimizer has none to set: Keras says so in the training."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for callback in given if inner is not None else ():
-        if isinstance(callback, _SETTERS) and not hasattr(getattr(inner, "learning_rate", None), "assign"):
-            raise StepError(
-                f"{type(callback).__name__} sets the learning rate, which this optimizer takes from a schedule or a "
-                "function. Give the optimizer a number, learning_rate=0.1, or leave the callback out."
-            )
 
 
 def _is_chiefs(callback: Any) -> bool:
