@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING, Any
 from mirrorkit.supported import __version__ as __version__
 
 if TYPE_CHECKING:  # so that an editor and a type checker know what `mk.train` holds
-    from mirrorkit import batching as batching
-    from mirrorkit import checks as checks
-    from mirrorkit import cluster as cluster
-    from mirrorkit import data as data
-    from mirrorkit import devices as devices
-    from mirrorkit import errors as errors
-    from mirrorkit import launch as launch
-    from mirrorkit import models as models
-    from mirrorkit import optim as optim
-    from mirrorkit import parallel as parallel
-    from mirrorkit import reproducible as reproducible
-    from mirrorkit import strategy as strategy
-    from mirrorkit import testing as testing
-    from mirrorkit import timing as timing
-    from mirrorkit import train as train
-    from mirrorkit.train import evaluate as evaluate
-    from mirrorkit.train import fit as fit
-    from mirrorkit.train import predict as predict
+    from mirrorkit import (
+        batching as batching,
+        checks as checks,
+        cluster as cluster,
+        data as data,
+        devices as devices,
+        errors as errors,
+        launch as launch,
+        models as models,
+        optim as optim,
+        parallel as parallel,
+        reproducible as reproducible,
+        strategy as strategy,
+        testing as testing,
+        timing as timing,
+        train as train,
+    )
+    from mirrorkit.train import evaluate as evaluate, fit as fit, predict as predict
 
 _SUBMODULES = (
     "batching",

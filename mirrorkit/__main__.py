@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mirrorkit.doctor import command as doctor
-from mirrorkit.doctor import in_a_line as versions
+from mirrorkit.doctor import command as doctor, in_a_line as versions
 from mirrorkit.errors import MirrorkitError
 from mirrorkit.launch import command as launch
 

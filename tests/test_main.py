@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from mirrorkit import __main__ as command
-from mirrorkit import __version__, devices
+from mirrorkit import __main__ as command, __version__, devices
 from mirrorkit.devices import verification
 
 

@@ -260,7 +260,7 @@ class Variants:
 
     def _train(self, batches: int) -> float:
         totals = tf.zeros([self._step.totals_size()], tf.float64)
-        return self._calls.train(self._epochs.with_left(batches), totals, batches).seconds
+        return self._calls.call("train", self._epochs.with_left(batches), totals, batches).seconds
 
     def _many(self, one: Any) -> Any:
         @tf.function(autograph=False)
@@ -344,7 +344,7 @@ class InputAlone:
         first = self._epochs.with_left(1)
         self._take, self._size = first.batch, first.size_of(0)
         self.rows = self._first_rows(first.source)
-        first.advance(1)
+        first.position += 1
         of_replicas = strategy.experimental_local_results(tf.nest.flatten(self.rows)[0])
         self.own = sum(int(tf.shape(rows)[0]) for rows in of_replicas)
         self._read = tf.function(self._many, autograph=False)
@@ -355,7 +355,7 @@ class InputAlone:
         start = time.perf_counter()
         float(self._read(epoch.source, tf.constant(epoch.position, tf.int64), tf.constant(batches, tf.int64)))
         seconds = time.perf_counter() - start
-        epoch.advance(batches)
+        epoch.position += batches
         return seconds
 
     def rates(self, *, repeats: int = 5) -> list[float]:

@@ -1,4 +1,4 @@
-"""The bits of tensors as integers: to compare them, to compute checksums, and to send them unchanged."""
+"""The bits of tensors as integers, and checksums of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ def to_words(value: tf.Tensor) -> tf.Tensor:
     if value.dtype.size not in _WORDS:
         raise StepError(f"Only numbers can be compared between replicas, found a variable of {value.dtype.name}.")
     return tf.cast(tf.reshape(tf.bitcast(value, _WORDS[value.dtype.size]), [-1]), tf.int64)
-
-
-def from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Invert `to_words`: return a tensor with these bits, and the dtype and shape of `like`."""
-    if like.dtype == tf.bool:
-        return tf.reshape(tf.cast(words, tf.bool), like.shape)
-    word = _WORDS[like.dtype.size]
-    several = [like.dtype.size // word.size] if like.dtype.size > word.size else []
-    return tf.bitcast(tf.reshape(tf.cast(words, word), [*like.shape, *several]), like.dtype)
 
 
 def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -11,7 +11,7 @@ from mirrorkit.checks.non_finite import find_in_shards
 from mirrorkit.errors import NonFiniteLossError, StepError
 from mirrorkit.strategy import is_parameter_server, num_workers, worker_index
 from mirrorkit.train import Loop, LoopCallback, Replay, variables_of
-from mirrorkit.variables import assign, distinct, is_sharded
+from mirrorkit.variables import Snapshot
 
 
 class NanWatch(LoopCallback):
@@ -22,7 +22,7 @@ class NanWatch(LoopCallback):
     ```
 
     By the time the loss is NaN, all weights are NaN too and show nothing. So every `every` steps, the callback copies
-    the variables that the step changes, on the first device. After the error it restores the copy, trains again update
+    the variables that the step changes, on each device. After the error it restores the copy, trains again update
     by update until a variable is no longer finite, and checks that update layer by layer with `find_non_finite`. It
     leaves the weights as they were before that update.
 
@@ -47,7 +47,7 @@ class NanWatch(LoopCallback):
         self._every = whole_number("every", every, StepError)
         self._epoch = 0
         self._batch = 0  # the copy was made before this batch of the epoch
-        self._copy: list[tf.Tensor] | None = None
+        self._copy: Snapshot | None = None
 
     def set_loop(self, loop: Loop) -> None:
         """Set the loop to watch; Loop calls it."""
@@ -61,7 +61,7 @@ class NanWatch(LoopCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise an error if there is no loop to watch."""
-        if self._loop is None:
+        if self.loop is None:
             raise StepError(
                 "NanWatch needs mk.train.Loop to train again. In Keras's own fit, stop with "
                 "keras.callbacks.TerminateOnNaN and check a batch with mk.checks.find_non_finite(model, batch)."
@@ -87,7 +87,7 @@ class NanWatch(LoopCallback):
         """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
         if self._copy is None:  # between two epochs: a callback wrote it
             raise error
-        batch, text = self._diagnose(error.batch + 1)
+        batch, text = self._diagnose(self._copy, error.batch + 1)
         if error.variable is None:
             raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
         step = error.step - error.batch + batch
@@ -103,18 +103,20 @@ class NanWatch(LoopCallback):
     def get_state(self) -> None:
         """Return None: the copies are not saved."""
 
-    def _diagnose(self, end: int) -> tuple[int, str]:
+    def _diagnose(self, copy: Snapshot, end: int) -> tuple[int, str]:
         """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
-        self._restore(self._copy or [])
-        replay = self._replay(self._batch)
+        copy.put_back()
+        replay = Replay(self.loop.running, self._epoch, self._batch)
         goes_on = True
         while goes_on:
             batch, before = replay.batch, self._values()
             goes_on = replay.update()
             if replay.batch >= end or self._finite.found() is not None:
                 break
-        self._restore(before)
-        rows = self._replay(batch).rows() if goes_on else []  # the data may end earlier this time
+        before.put_back()
+        rows = (
+            Replay(self.loop.running, self._epoch, batch).rows() if goes_on else []
+        )  # the data may end earlier this time
         strategy = self.loop.strategy
         for part, shards in enumerate(rows):  # of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
@@ -132,21 +134,11 @@ class NanWatch(LoopCallback):
             "Step(jit_compile=True)."
         )
 
-    def _replay(self, batch: int) -> Replay:
-        return self.loop.replay(self._epoch, batch)
-
     @property
     def _finite(self) -> Any:
         return self.loop.running.finite
 
-    def _values(self) -> list[tf.Tensor]:
-        return [tf.identity(copy) for variable in self._variables for copy in distinct(variable)]
-
-    def _restore(self, values: list[tf.Tensor]) -> None:
-        rest = iter(values)
-        for variable in self._variables:
-            if is_sharded(variable):
-                for copy in distinct(variable):
-                    copy.assign(next(rest))
-            else:
-                assign(variable, next(rest))
+    def _values(self) -> Snapshot:
+        values = Snapshot()
+        values.add(self._variables)
+        return values

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Variable
-from mirrorkit.data import bounds, without_none
+from mirrorkit.data import without_none
 from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall, recorded
-from mirrorkit.train import Step, UnpackedBatch, training_argument, unpack_batch
+from mirrorkit.train import Step, UnpackedBatch, shards, training_argument, unpack_batch
 from mirrorkit.variables import distinct, native, path, unchanged
 
 Range = tuple[float, float]
@@ -92,7 +92,7 @@ def find_non_finite(of: Any, batch: Any) -> NonFinite | None:
             "find_non_finite needs a step that is built. Call step.build(strategy) first, or let a Loop fit, evaluate "
             "or warm up, which builds the model too."
         )
-    return find_in_shards(step, [batch] if strategy is None else _shards(batch, strategy.num_replicas_in_sync))
+    return find_in_shards(step, [batch] if strategy is None else shards(batch, strategy.num_replicas_in_sync))
 
 
 def find_in_shards(
@@ -232,9 +232,3 @@ def _range(numbers: np.ndarray) -> Range | None:
 
 def _value(variable: Any) -> tf.Tensor:
     return tf.convert_to_tensor(native(variable))
-
-
-def _shards(batch: Any, replicas: int) -> list[Any]:
-    size = tf.nest.flatten(batch)[0].shape[0]
-    cuts = [bounds(size, replica, replicas) for replica in range(replicas)]
-    return [tf.nest.map_structure(lambda t, a=a, b=b: t[a:b], batch) for a, b in cuts]

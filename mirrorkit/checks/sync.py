@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.checks.bits import checksums, from_words, to_words
+from mirrorkit._types import ConcreteFunction
+from mirrorkit.checks.bits import checksums
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import first_replica, has_copies, local_replica
+from mirrorkit.strategy import arrays_of_all_workers, first_replica, has_copies, of_chief
 from mirrorkit.train import TraceOnce, check_variables
-from mirrorkit.variables import copies, is_sharded, native, path
+from mirrorkit.variables import assign, copies, is_sharded, native, path
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,23 @@ class Replicas:
     def __init__(self, strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
         self.strategy = strategy
         self.variables = list(variables)
-        self._native = [native(variable) for variable in self.variables]
         check_variables(strategy, self.variables)
         self._copies = strategy.num_replicas_in_sync if has_copies(strategy) else 1
 
     @functools.cached_property
-    def _all_checksums(self) -> Callable[[], tf.Tensor]:
+    def _checksums(self) -> ConcreteFunction:
+        """A function of nothing that returns the checksums of all replicas, int64 [replicas, variables]."""
         pure = TraceOnce(lambda *values: checksums(values))  # once for all replicas
-        return self._compiled(lambda: _of_all_replicas(pure(*map(tf.convert_to_tensor, self._native))))
+
+        def of_all() -> tf.Tensor:
+            own = pure(*map(tf.convert_to_tensor, map(native, self.variables)))
+            context = tf.distribute.get_replica_context()
+            shape = [context.num_replicas_in_sync, *own.shape]
+            row = tf.scatter_nd([[context.replica_id_in_sync_group]], own[None], shape)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, row)
+
+        run = tf.function(lambda: first_replica(self.strategy, self.strategy.run(of_all)), autograph=False)
+        return run.get_concrete_function()
 
     def check(self) -> SyncReport:
         """Compare the checksums; see `in_sync`."""
@@ -155,71 +165,36 @@ class Replicas:
         """Copy replica 0 to all replicas; see `repair`."""
         differing = self._differing()
         report = self._report(differing)
-
-        def write() -> None:
-            for variable in (self._native[i] for i in differing):
-                value = tf.convert_to_tensor(variable)
-                copies(variable)[local_replica(self.strategy)].assign(from_words(_of_replica_0(to_words(value)), value))
-
-        if differing:
-            self._compiled(write)()
+        for variable in (self.variables[i] for i in differing):
+            own = copies(variable)[0].numpy()
+            value = np.frombuffer(of_chief(self.strategy, own.tobytes()), own.dtype)
+            assign(variable, value.reshape(own.shape))
         return report
 
     def _differing(self) -> list[int]:
         if self._copies == 1:
             return []
-        sums = self._all_checksums().numpy()
+        sums = self._checksums().numpy()
         return [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
 
     def _report(self, differing: list[int]) -> SyncReport:
         names = tuple(path(self.variables[i]) for i in differing)
-        first = self._difference(differing[0]) if differing else None
+        first = self._difference(self.variables[differing[0]]) if differing else None
         return SyncReport(self._copies, len(self.variables), names, first)
 
-    def _difference(self, index: int) -> Difference:
-        variable = self._native[index]
-
-        def compare() -> tf.Tensor:
-            value = tf.convert_to_tensor(variable)
-            words = to_words(value)
-            reference = _of_replica_0(words)
-            per_element = tf.reshape(tf.not_equal(words, reference), [value.shape.num_elements(), -1])
-            elements = tf.math.count_nonzero(tf.reduce_any(per_element, axis=1))
-            return _of_all_replicas(
-                tf.stack([tf.cast(elements, tf.float64), _distance(value, from_words(reference, value))])
-            )
-
-        found = self._compiled(compare)().numpy()
-        replica = int(np.flatnonzero(found[:, 0])[0])
-        elements, largest = found[replica]
-        name = path(self.variables[index])
-        return Difference(name, replica, int(elements), variable.shape.num_elements(), float(largest))
-
-    def _compiled(self, on_replica: Callable[[], Any]) -> Callable[[], Any]:
-        run = tf.function(lambda: first_replica(self.strategy, self.strategy.run(on_replica)), autograph=False)
-        return run.get_concrete_function()
-
-
-def _of_all_replicas(value: tf.Tensor) -> tf.Tensor:
-    """Stack the replicas' values, [replicas, ...], on every replica; call it in replica context."""
-    context = tf.distribute.get_replica_context()
-    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
-    own_row = tf.scatter_nd([[replica]], value[None], [replicas, *value.shape])
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, own_row)
-
-
-def _of_replica_0(words: tf.Tensor) -> tf.Tensor:
-    context = tf.distribute.get_replica_context()
-    own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-
-def _distance(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    wide = tf.complex128 if one.dtype.is_complex else tf.float64
-    distance = tf.abs(tf.cast(one, wide) - tf.cast(other, wide))
-    distance = tf.where(tf.math.is_nan(distance), tf.constant(np.inf, tf.float64), distance)
-    # two infinities are equal, though their distance is NaN
-    return tf.reduce_max(tf.where(tf.equal(one, other), tf.zeros_like(distance), distance))
+    def _difference(self, variable: Any) -> Difference:
+        own = np.stack([copy.numpy().ravel() for copy in copies(variable)])
+        # The bits travel as whole numbers of at most 4 bytes, [replicas, words], of which an element takes some.
+        words = own.view(f"u{min(own.itemsize, 4)}")
+        every = arrays_of_all_workers(self.strategy, words).reshape(-1, words.shape[1])
+        apart = (every != every[0]).reshape(len(every), own.shape[1], -1).any(axis=2)
+        replica = int(np.flatnonzero(apart.any(axis=1))[0])
+        wide = np.complex128 if np.iscomplexobj(own) else np.float64
+        one, other = every[[0, replica]].astype(words.dtype).view(own.dtype)[:, apart[replica]].astype(wide)
+        with np.errstate(invalid="ignore"):  # two infinities
+            distance = np.nan_to_num(np.abs(one - other), nan=np.inf, posinf=np.inf)
+        largest = float(distance[one != other].max(initial=0))
+        return Difference(path(variable), replica, one.size, own.shape[1], largest)
 
 
 # What was compiled for a model or a step, kept for the lifetime of that object, so that repeated checks compile once.

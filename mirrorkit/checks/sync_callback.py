@@ -40,11 +40,6 @@ class InSync(LoopCallback):
         self._replicas: Replicas | None = None
         self._first = self._unchecked = 0
 
-    @property
-    def call_period(self) -> int:
-        """A call ends where a check is due."""
-        return self.every
-
     def set_loop(self, loop: Loop) -> None:
         """Set the loop whose step is checked; Loop calls it."""
         variables_of(loop.step, "InSync would have nothing to compare")
@@ -95,6 +90,6 @@ class InSync(LoopCallback):
         )
 
     def _find_replicas(self) -> Replicas:
-        if self._loop is not None:
-            return replicas_of(self._loop.strategy, self._loop.step)
+        if self.loop is not None:
+            return replicas_of(self.loop.strategy, self.loop.step)
         return Replicas(self.model.distribute_strategy, [*self.model.variables, *self.model.optimizer.variables])

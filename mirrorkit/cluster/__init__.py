@@ -13,17 +13,15 @@ that starts your processes only has to set TF_CONFIG, https://www.tensorflow.org
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.cluster.cluster import Cluster, task_name
-from mirrorkit.cluster.cluster import jobs as jobs
-from mirrorkit.cluster.cluster import with_addresses as with_addresses
+from mirrorkit.cluster.cluster import Cluster, jobs as jobs, task_name, with_addresses as with_addresses
 from mirrorkit.cluster.detection import detect
-from mirrorkit.cluster.network import free_ports as free_ports
-from mirrorkit.cluster.network import host_and_port as host_and_port
-from mirrorkit.cluster.network import outside_interfaces as outside_interfaces
-from mirrorkit.cluster.network import require_network as require_network
-from mirrorkit.cluster.network import unreachable as unreachable
+from mirrorkit.cluster.network import (
+    free_ports as free_ports,
+    host_and_port as host_and_port,
+    require_network as require_network,
+    unreachable as unreachable,
+)
 from mirrorkit.cluster.rendezvous import wait_for_all as wait_for_all
-from mirrorkit.cluster.variables import JOB_TOKEN as JOB_TOKEN
-from mirrorkit.cluster.variables import job_token as job_token
+from mirrorkit.cluster.variables import JOB_TOKEN as JOB_TOKEN, job_token as job_token
 
 __all__ = ["Cluster", "detect", "task_name"]

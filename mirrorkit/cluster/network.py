@@ -8,8 +8,6 @@ import ipaddress
 import logging
 import random
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +21,6 @@ _log = logging.getLogger("mirrorkit")
 _BUSY = 10.0
 # Linux takes the local ports of outgoing connections from 32768 on: one of those may be taken before a task starts.
 _PORTS = range(12000, 32000)
-_SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8  # of Linux: netdevice(7)
 
 
 def free_ports(count: int) -> list[int]:
@@ -140,57 +137,15 @@ def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
 def door(cluster: Cluster) -> socket.socket:
     """Return a socket at which the other tasks reach this one.
 
-    It listens at this task's own address where that is an IP address, or where all tasks are on this machine. A host
-    name may mean another interface to other machines, and an address may be forwarded to this machine: then the socket
-    listens at all interfaces.
+    It listens at this task's own address where that is an IP address. A host name may mean another interface to other
+    machines, and an address may be forwarded to this machine: then the socket listens at all interfaces.
     """
     host, port = host_and_port(cluster.addresses[cluster.task])
-    hosts = {host_and_port(address)[0] for address in cluster.addresses.values()}
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(ValueError, OSError):
+        ipaddress.ip_address(host)
+        return socket.create_server((host, port), family=family)
     try:
-        if _is_ip(host) or all(map(_is_loopback, hosts)):
-            for family, *_, address in sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
-                try:
-                    return socket.create_server(address, family=family)
-                except OSError as error:
-                    if error.errno != errno.EADDRNOTAVAIL:
-                        raise
-        return socket.create_server(("", port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(("", port), family=family)
     except OSError as error:
         raise _cannot_listen(cluster, error) from error
-
-
-def outside_interfaces() -> list[str]:
-    """Return the network interfaces of this machine that others may reach: those that are up, without loopback.
-
-    TensorFlow's servers listen at all of them. On other systems than Linux all count as up.
-    """
-    with socket.socket() as probe:
-        return [name for _, name in socket.if_nameindex() if _is_outside(name, probe)]
-
-
-def _is_outside(name: str, probe: socket.socket) -> bool:
-    if sys.platform != "linux":
-        return not name.startswith("lo")
-    import fcntl  # not on Windows
-
-    try:
-        (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16s16x", name.encode())), 16)
-    except OSError:  # it has gone
-        return False
-    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK
-
-
-def _is_ip(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(host)
-        return True
-    return False
-
-
-def _is_loopback(host: str) -> bool:
-    """Return whether a name means this machine alone, as seen from here."""
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError):
-        return False
-    return all(ipaddress.ip_address(address).is_loopback for address in found)

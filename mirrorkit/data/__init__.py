@@ -22,11 +22,9 @@ from mirrorkit.data.image_files import image_folder
 from mirrorkit.data.in_memory import Batches, batches
 from mirrorkit.data.mixture import mix
 from mirrorkit.data.on_device import Resident, resident
-from mirrorkit.data.own_function import FromFunction as FromFunction
-from mirrorkit.data.own_function import from_function
+from mirrorkit.data.own_function import FromFunction as FromFunction, from_function
 from mirrorkit.data.parquet_files import parquet
-from mirrorkit.data.random_access import RandomAccess as RandomAccess
-from mirrorkit.data.random_access import source
+from mirrorkit.data.random_access import RandomAccess as RandomAccess, source
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load

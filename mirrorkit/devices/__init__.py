@@ -12,11 +12,16 @@ API pages: https://www.tensorflow.org/api_docs/python/tf/config and https://www.
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.devices.layout import KIND_AND_COUNT as KIND_AND_COUNT
-from mirrorkit.devices.layout import Devices, find, resolve, set_memory_growth, split_cpu
-from mirrorkit.devices.layout import share_physical_device as share_physical_device
-from mirrorkit.devices.layout import short_name as short_name
-from mirrorkit.devices.verification import Device, Verification, verify
-from mirrorkit.devices.verification import nvidia_smi as nvidia_smi
+from mirrorkit.devices.layout import (
+    KIND_AND_COUNT as KIND_AND_COUNT,
+    Devices,
+    find,
+    resolve,
+    set_memory_growth,
+    share_physical_device as share_physical_device,
+    short_name as short_name,
+    split_cpu,
+)
+from mirrorkit.devices.verification import Device, Verification, nvidia_smi as nvidia_smi, verify
 
 __all__ = ["Device", "Devices", "Verification", "find", "resolve", "set_memory_growth", "split_cpu", "verify"]

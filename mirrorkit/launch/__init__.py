@@ -12,8 +12,4 @@ from __future__ import annotations
 
 from mirrorkit.launch.launcher import launch, on_ray
 
-# The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.launch.layout import clusters as clusters
-from mirrorkit.launch.layout import environments as environments
-
 __all__ = ["launch", "on_ray"]

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from mirrorkit.models.cnn import cifar_cnn, mnist_cnn
 from mirrorkit.models.dense import linear, mlp
-from mirrorkit.models.registry import create, names, register
-from mirrorkit.models.registry import find as find  # for mirrorkit's other packages
+from mirrorkit.models.registry import (
+    create,
+    find as find,  # for mirrorkit's other packages
+    names,
+    register,
+)
 from mirrorkit.models.resnet import resnet20, resnet32, resnet56, speed_net, wide_resnet
 
 __all__ = [

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.optim.by_rows import ByRows as ByRows
-from mirrorkit.optim.functional import functional_apply
-from mirrorkit.optim.functional import schedule_of as schedule_of
-from mirrorkit.optim.functional import trainable_variables as trainable_variables
-from mirrorkit.optim.other_weights import StandIn as StandIn
-from mirrorkit.optim.other_weights import build_for as build_for
-from mirrorkit.optim.other_weights import decays as decays
-from mirrorkit.optim.other_weights import twin_for as twin_for
-from mirrorkit.optim.packed import Joined as Joined
-from mirrorkit.optim.packed import Packed as Packed
-from mirrorkit.optim.slots import places_of as places_of
-from mirrorkit.optim.slots import slots_by_name as slots_by_name
-from mirrorkit.optim.slots import treats_numbers_alike as treats_numbers_alike
+from mirrorkit.optim.functional import (
+    functional_apply,
+    schedule_of as schedule_of,
+    trainable_variables as trainable_variables,
+)
+from mirrorkit.optim.other_weights import (
+    StandIn as StandIn,
+    build_for as build_for,
+    decays as decays,
+    twin_for as twin_for,
+)
+from mirrorkit.optim.packed import Joined as Joined, Packed as Packed
+from mirrorkit.optim.slots import (
+    places_of as places_of,
+    slots_by_name as slots_by_name,
+    treats_numbers_alike as treats_numbers_alike,
+)
 
 __all__ = ["functional_apply"]

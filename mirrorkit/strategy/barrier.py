@@ -12,7 +12,6 @@ import tensorflow as tf
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, FileError
 from mirrorkit.strategy.exchange import of_all_workers, place
-from mirrorkit.strategy.workers import num_workers
 
 _log = logging.getLogger("mirrorkit")
 
@@ -39,8 +38,6 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
     Raises:
         ClusterError: workers that wait elsewhere, such as at a barrier of another name, or a worker that is gone.
     """
-    if num_workers(strategy) == 1:
-        return
     barrier = f"the barrier {name!r}"
     with saying_what_is_missing(strategy, f"at {barrier}"), place(barrier):
         of_all_workers(strategy, 0)

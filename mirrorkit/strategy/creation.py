@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit import cluster as _cluster
-from mirrorkit import devices as _devices
+from mirrorkit import cluster as _cluster, devices as _devices
 from mirrorkit.arguments import checks_arguments, seconds
 from mirrorkit.cluster import Cluster
 from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
-from mirrorkit.strategy import communication as _communication
-from mirrorkit.strategy import multi_worker, parameter_server, tpu
+from mirrorkit.strategy import communication as _communication, multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.kinds import class_name
 from mirrorkit.strategy.workers import num_workers, replica_devices

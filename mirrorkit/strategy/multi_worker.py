@@ -40,23 +40,17 @@ class _NamingStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return _NamingScope(self, super().scope())
 
 
-class _NamingScope:
+class _NamingScope(contextlib.ExitStack):
     """The first value of a variable comes from the chief, by a message that fails where the shapes differ."""
 
     def __init__(self, strategy: tf.distribute.Strategy, scope: Any) -> None:
-        self._strategy = strategy
-        self._scope = scope
-        self._entered: list[contextlib.ExitStack] = []
+        super().__init__()
+        self._strategy, self._scope = strategy, scope
 
     def __enter__(self) -> Any:
-        with contextlib.ExitStack() as stack:
-            entered = stack.enter_context(self._scope)
-            stack.enter_context(tf.variable_creator_scope(self._create))
-            self._entered.append(stack.pop_all())
+        entered = self.enter_context(self._scope)
+        self.enter_context(tf.variable_creator_scope(self._create))
         return entered
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
 
     def _create(self, create: Callable[..., Any], **options: Any) -> Any:
         try:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
-from mirrorkit.train import Loop, Step, variables_of
+from mirrorkit.train import Loop, Step, shards as shards_of, variables_of
 from mirrorkit.variables import copies, path, unchanged
 
 
@@ -68,7 +68,7 @@ def train(
     if shards > 1 and isinstance(step, Step):
         # Accumulation is one device that computes several shards for an update, with the same numbers for the seeds.
         step.supervised(strategy, shards)
-        batches = [shard for batch in batches for shard in _shards(batch, shards)]
+        batches = [shard for batch in batches for shard in shards_of(batch, shards)]
     elif shards > 1:
         trained = _InShards(step, shards)
     loop = Loop(strategy, trained, steps_per_call=1)
@@ -104,12 +104,6 @@ def _read(variables: Sequence[Any]) -> list[Any]:
     return [np.asarray(copies(variable)[0]) for variable in variables]
 
 
-def _shards(batch: Any, count: int) -> list[Any]:
-    """Split a batch of arrays or tensors as `count` replicas would share it."""
-    share = -(-tf.shape(tf.nest.flatten(batch)[0])[0] // count)
-    return [tf.nest.map_structure(lambda part, i=i: part[i * share : (i + 1) * share], batch) for i in range(count)]
-
-
 class _InShards:
     """A custom step on one replica that computes its batch in shards, one after the other."""
 
@@ -124,5 +118,5 @@ class _InShards:
         self.build, self.update = step.build, step.update
 
     def compute(self, batch: Any) -> Any:
-        sums = [self._step.compute(shard) for shard in _shards(batch, self._shards)]
+        sums = [self._step.compute(shard) for shard in shards_of(batch, self._shards)]
         return tf.nest.map_structure(lambda *parts: tf.add_n(parts), *sums)

@@ -15,16 +15,12 @@ from mirrorkit.train.calls.compiled import Calls as Calls
 from mirrorkit.train.checkpoints import Checkpoints
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.exporting import export
-from mirrorkit.train.input.epoch import EpochIterator as EpochIterator
+from mirrorkit.train.input.epoch import EpochIterator as EpochIterator, shards as shards
 from mirrorkit.train.input.input import Input as Input
-from mirrorkit.train.keras_fit import evaluate as evaluate
-from mirrorkit.train.keras_fit import fit as fit
-from mirrorkit.train.keras_fit import predict as predict
+from mirrorkit.train.keras_fit import evaluate as evaluate, fit as fit, predict as predict
 from mirrorkit.train.keras_model import custom_gradients as custom_gradients  # for what it replaces
-from mirrorkit.train.keras_model.layer_state import layers_of as layers_of
-from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
-from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch
-from mirrorkit.train.keras_model.outputs import unpack_batch as unpack_batch
+from mirrorkit.train.keras_model.layer_state import layers_of as layers_of, training_argument as training_argument
+from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch, unpack_batch as unpack_batch
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.loop.replay import Replay as Replay
@@ -35,8 +31,7 @@ from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code import keras_calls as keras_calls  # for what it replaces
-from mirrorkit.train.requirements.model import check_variables as check_variables
-from mirrorkit.train.requirements.model import variables_of as variables_of
+from mirrorkit.train.requirements.model import check_variables as check_variables, variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows
 from mirrorkit.train.step.loss_scale import LossScale

@@ -15,33 +15,18 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
     """A Keras callback that `Loop` tells more."""
 
     compares_replicas = False  # whether it compares the variables of all workers itself
-    _loop: Loop | None = None
+    stop_signal: int | None = None  # the number of that it has received, 0 for none; None where it catches none
+    loop: Loop = None
 
     def set_loop(self, loop: Loop) -> None:
         """Take the loop; it calls this before the training begins."""
-        self._loop = loop
-
-    @property
-    def loop(self) -> Loop:
-        """The loop; after `set_loop`."""
-        assert self._loop is not None
-        return self._loop
-
-    @property
-    def stop_signal(self) -> int | None:
-        """The number of the signal to stop that it has received, 0 for none; None where it catches none."""
-        return None
+        self.loop = loop
 
     def on_stop_signal(self, number: int) -> None:
         """Save, and leave the training: a worker of this training has received a signal to stop.
 
         Called on all workers, and between calls of steps.
         """
-
-    @property
-    def call_period(self) -> int | None:
-        """The number of training steps after which a call of several steps must end; None for any."""
-        return None
 
     def on_non_finite_loss(self, error: NonFiniteLossError) -> None:
         """Take note of a loss that is not finite, or raise an error that says more than `error`, the loop's own.
@@ -61,13 +46,6 @@ def tell_non_finite(callbacks: Sequence[Any], error: NonFiniteLossError) -> None
 
 
 def call_periods(callbacks: list[Any]) -> list[int]:
-    """Return the numbers of training steps after which callbacks need a call to end.
-
-    A callback of the user's that has `set_loop` says so by a number `every`.
-    """
-    wanted = [
-        callback.call_period if isinstance(callback, LoopCallback) else getattr(callback, "every", None)
-        for callback in callbacks
-        if hasattr(callback, "set_loop")
-    ]
+    """Return the numbers of training steps after which callbacks that know the loop need a call to end: `every`."""
+    wanted = [getattr(callback, "every", None) for callback in callbacks if hasattr(callback, "set_loop")]
     return [period for period in wanted if isinstance(period, int)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest, Spec
+from mirrorkit._types import KerasModel, KerasVariable, Nest, Spec
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_chief, waiting_for_the_chief
@@ -25,6 +24,8 @@ from mirrorkit.train.reduce.tracing import outside_replica
 from mirrorkit.variables import unchanged
 
 _log = logging.getLogger("mirrorkit")
+
+_NO_CONFIG = (TypeError, ValueError, NotImplementedError)  # of what cannot be made of its configuration
 
 
 @checks_arguments(StepError)
@@ -114,48 +115,17 @@ def export(
 
 
 def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) -> None:
+    """Save as Keras does, and load that here: it would not say before that it cannot."""
     try:
-        description = keras.saving.serialize_keras_object(model)
-        compiled = description.pop("compile_config", None)
-        copy = keras.saving.deserialize_keras_object(description)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise StepError(_why_not(model, error)) from error
-    old, new = model.variables, copy.variables
-    if [(v.shape, v.dtype, v.name) for v in old] != [(v.shape, v.dtype, v.name) for v in new]:
-        raise StepError(
-            f"The model {model.name!r} made from its own configuration has other variables ({len(new)} in place of "
-            f"{len(old)}), so its weights would not fit. Look at its get_config, or export a SavedModel: a path "
-            f"without {KERAS}."
-        )
-    for variable, value in zip(new, old, strict=True):
-        variable.assign(value.numpy())
-    for layer, twin in zip(_with_tables(model), _with_tables(copy), strict=True):
-        with tempfile.TemporaryDirectory() as folder:
-            layer.save_assets(folder)
-            twin.load_assets(folder)
-    if model.compiled:
-        _compile(copy, model, compiled)
-    copy.save(path)
-
-
-def _compile(copy: KerasModel, model: KerasModel, config: Any) -> None:
-    """Give the copy the model's optimizer, loss and metrics, if they can be made of their configuration."""
-    try:
-        copy.compile_from_config(config)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        model.save(path)
+        keras.saving.load_model(path)
+    except _NO_CONFIG as error:
+        try:
+            keras.saving.load_model(path, compile=False).save(path)
+        except _NO_CONFIG:
+            raise StepError(_why_not(model, error)) from error
         reason = str(error).strip().splitlines()[0][:300]
         _log.warning("The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s", reason)
-        return
-    old, new = model.optimizer.variables, copy.optimizer.variables
-    shapes_of_old, shapes_of_new = ([variable.shape for variable in some] for some in (old, new))
-    if shapes_of_old == shapes_of_new:
-        for variable, value in zip(new, old, strict=True):
-            variable.assign(value.numpy())
-
-
-def _with_tables(model: KerasModel) -> list[KerasLayer]:
-    """Return the layers that hold a vocabulary beside their variables."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "save_assets")]
 
 
 def _why_not(model: KerasModel, error: Exception) -> str:
@@ -164,7 +134,7 @@ def _why_not(model: KerasModel, error: Exception) -> str:
     for layer in reversed(layers_of(model)):
         try:
             keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-        except (TypeError, ValueError, NotImplementedError) as its_own:
+        except _NO_CONFIG as its_own:
             name, error = f"{layer.name!r} ({type(layer).__name__})", its_own
             break
     reason = str(error).strip().splitlines()[0]
@@ -185,8 +155,9 @@ def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | 
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
-    for layer in _with_tables(model):
-        archive.track(layer)
+    for layer in layers_of(model):
+        if hasattr(layer, "save_assets"):  # a vocabulary, beside its variables
+            archive.track(layer)
     archive.add_variable_collection("trainable_variables", trainable)
     archive.add_variable_collection("non_trainable_variables", other)
     archive.add_variable_collection("variables", [*trainable, *other])

@@ -113,15 +113,15 @@ def test_models_optimizers_and_lists_are_checked_too(two_replicas: Any) -> None:
 
 def test_values_are_fetched_only_where_checksums_differ(two_replicas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, step = two_replicas
-    looked_at: list[int] = []
+    looked_at: list[str] = []
     original = sync.Replicas._difference
-    monkeypatch.setattr(sync.Replicas, "_difference", lambda self, i: looked_at.append(i) or original(self, i))
+    monkeypatch.setattr(sync.Replicas, "_difference", lambda self, v: looked_at.append(v.path) or original(self, v))
     assert mk.checks.in_sync(strategy, step)
     assert looked_at == []
     change(strategy, step.variables[3], 1, 0, 7)
     change(strategy, step.variables[4], 1, 0, 7)
     assert not mk.checks.in_sync(strategy, step)
-    assert looked_at == [3]
+    assert looked_at == [step.variables[3].path]
 
 
 def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
@@ -129,8 +129,8 @@ def test_a_check_in_a_loop_compiles_once_and_keeps_nothing_alive(
 ) -> None:
     strategy, step = make_step()
     compiled: list[Any] = []
-    original = sync.Replicas._compiled
-    monkeypatch.setattr(sync.Replicas, "_compiled", lambda self, f: compiled.append(f) or original(self, f))
+    original = sync.TraceOnce
+    monkeypatch.setattr(sync, "TraceOnce", lambda pure: compiled.append(pure) or original(pure))
     for _ in range(3):
         assert mk.checks.in_sync(strategy, step)
     replicas = sync.replicas_of(strategy, step)

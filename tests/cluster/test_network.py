@@ -9,8 +9,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mirrorkit.cluster import Cluster, free_ports, messages, network, rendezvous
 from mirrorkit.cluster.messages import NotOurs, Signature

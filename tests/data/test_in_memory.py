@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from recipe_helpers import assert_same, collect, contexts, numbered, order_of
 
 from mirrorkit import data

@@ -74,7 +74,6 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
     def compare(*seen: tuple[Any, int | None]) -> None:
         prints = [same_data._NOTHING if first is None else same_data._fingerprint([first]) for first, _ in seen]
         gathered = np.array([[mark, steps, same_data._NOTHING] for mark, (_, steps) in zip(prints, seen, strict=True)])
-        monkeypatch.setattr(same_data, "num_workers", lambda strategy: len(seen))
         monkeypatch.setattr(same_data, "addresses", lambda strategy: {f"worker {i}": "" for i in range(len(seen))})
         monkeypatch.setattr(same_data, "arrays_of_all_workers", lambda strategy, value: gathered)
         same_data.require_own_data(None, *seen[0])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import recipe_helpers
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from recipe_helpers import SPLIT, assert_same, collect, contexts
 from table_files import write_tables
 

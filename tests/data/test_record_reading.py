@@ -7,8 +7,7 @@ import logging
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from recipe_helpers import assert_same, assert_workers_read_the_same, collect, contexts, order_of
 
 from mirrorkit import data

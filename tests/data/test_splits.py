@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mirrorkit import data
 from mirrorkit.data.nests import checked, describe, leaves

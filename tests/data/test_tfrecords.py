@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from recipe_helpers import SPLIT, assert_workers_read_the_same, collect, joined, write_foreign
 
 from mirrorkit import data

@@ -29,8 +29,7 @@ import numpy as np
 import tensorflow as tf
 from cases import BATCH, CASES, PARTIAL
 from cells import Outcome
-from corpus import ENTRIES
-from corpus import run as run_entry
+from corpus import ENTRIES, run as run_entry
 from on_workers import train_on_workers
 from table import train_here
 

@@ -31,12 +31,12 @@ SAYS = {
     + "validation (its frequency, batch size, batches, steps within an epoch) is [1, 16, 4, None] on worker 0 and None",
     "weights of its own": "/kernel' has different values on worker 1 than on worker 0, before the first step;",
     "a callback that writes noise": "/kernel' has different values on worker 1 than on worker 0, after epoch 0",
-    "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and callbacks of Loop.fit on worker 1. All of",
+    "evaluate between fits": PLACE + "Loop.evaluate on worker 0 and fit on worker 1. All of",
     "evaluate after an epoch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
     "evaluate after a batch": PLACE + "Loop.evaluate within Loop.fit on worker 0 and Loop.fit on worker 1. All of",
     "Keras's predict after an epoch": PLACE + "Model.predict on worker 0 and Loop.fit on worker 1. All of",
-    "export": PLACE + "a wait for the chief on worker 0 and callbacks of Loop.fit on worker 1. All of",
-    "a number of its own": PLACE + "a call of your own on worker 0 and callbacks of Loop.fit on worker 1. All of",
+    "export": PLACE + "a wait for the chief on worker 0 and fit on worker 1. All of",
+    "a number of its own": PLACE + "a call of your own on worker 0 and fit on worker 1. All of",
 }
 
 

@@ -11,8 +11,7 @@ from optim_helpers import OPTIONS, gradients_of, made, named, tensors, variables
 
 from mirrorkit import optim
 from mirrorkit._keras import keras
-from mirrorkit.optim import other_weights
-from mirrorkit.optim import slots as slots_
+from mirrorkit.optim import other_weights, slots as slots_
 from mirrorkit.optim.by_rows import ByRows
 
 # --- rows of one weight get the bits that they have where the optimizer is given all weights

@@ -14,8 +14,7 @@ from optim_helpers import OPTIONS, gradients_of, made, named, tensors, variables
 import mirrorkit as mk
 from mirrorkit import optim
 from mirrorkit._keras import keras
-from mirrorkit.optim import packed
-from mirrorkit.optim import slots as slots_
+from mirrorkit.optim import packed, slots as slots_
 from mirrorkit.optim.packed import Packed
 
 _SHAPES = [(5,), (2, 4), (3,), (), (7,), (1, 4), (3, 3), (6, 4)]  # 3 vectors, 3 matrices [n, 4], and two alone

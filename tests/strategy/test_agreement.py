@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from mirrorkit.errors import ArgumentError, ClusterError
-from mirrorkit.strategy import agreement, barrier, exchange
-from mirrorkit.strategy import workers as strategy_workers
+from mirrorkit.strategy import agreement, barrier, exchange, workers as strategy_workers
 
 
 class Workers:
@@ -52,7 +51,7 @@ class Workers:
 def workers_of(monkeypatch) -> Callable[[int], Workers]:
     def make(number: int) -> Workers:
         workers = Workers(number)
-        for module in (agreement, exchange, barrier):
+        for module in (agreement, exchange):
             monkeypatch.setattr(module, "num_workers", lambda worker: number)
         monkeypatch.setattr(exchange, "_exchanged", workers.exchanged)
         names = {f"worker {i}": "" for i in range(number)}

@@ -11,8 +11,7 @@ import tensorflow as tf
 from anatomy import InputAlone
 
 from harness.measure import MOST_EPOCHS
-from mirrorkit import data as _data
-from mirrorkit import models, strategy, train
+from mirrorkit import data as _data, models, strategy, train
 from mirrorkit._keras import keras
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ModelError

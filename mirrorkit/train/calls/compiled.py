@@ -66,64 +66,11 @@ class Calls:
 
         self._predict = tf.function(predict_one, autograph=False, reduce_retracing=True)
 
-    def train(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
-        """Train on the next `steps` batches, or as many as are left, adding to `totals`.
+    def call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
+        """Train on the next `steps` batches or evaluate them, or as many as are left, adding to `totals`.
 
         A call ends with an update: with `accumulate`, `steps` is a multiple of it or reaches to the end of the data.
         """
-        return self._call("train", data, totals, steps)
-
-    def test(self, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
-        """Evaluate the next `steps` batches, or as many as are left, adding to `totals`."""
-        return self._call("test", data, totals, steps)
-
-    def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
-        """Yield the outputs of each replica for each of the global batches, in order; see `Input.batches`."""
-        done = 0
-        self._predicted += 1
-        with explained_data(lambda _: f"batch {done}"):
-            for batch, size in batches:
-                outputs = self._predict(batch, size, _number([self._predicted, done]))
-                like = first_replica(self.strategy, outputs)
-                parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
-                for of_replica in zip(*parts, strict=True):
-                    yield tf.nest.pack_sequence_as(like, of_replica)
-                done += 1
-
-    def functions(self, what: Pass, data: EpochIterator, steps: int) -> Iterator[ConcreteFunction]:
-        """Yield the functions that `train` or `test` would call for the next `steps` batches; traces, runs nothing."""
-        if data.steps is None:
-            yield self._trace(what, data, None)
-            return
-        for part in data.parts(steps, self._batches_of(what)):
-            yield self._trace(what, data, part.sizes)
-
-    @property
-    def traces(self) -> int:
-        """How many functions were compiled; where it grows during training, time is lost."""
-        return len(self._traces)
-
-    def _batches_of(self, what: Pass) -> int:
-        """Return how many batches one run takes: those of an update, or one."""
-        return self._step.accumulate if what == "train" else 1
-
-    def _run(self, what: Pass) -> Run:
-        """Return what a compiled call repeats; called where the call begins, since it reads the clock there."""
-        step, start = self._step, self._step.clock.read()
-
-        def train(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-            with step.clock.at(start, index):
-                return step.train(batches)
-
-        def test(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-            with step.clock.given(start.outside("test", start.count, number)):
-                # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits
-                totals = self.strategy.run(lambda: all_reduce(step.test(batches[0])))
-            return first_replica(self.strategy, totals)
-
-        return train if what == "train" else test
-
-    def _call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         start = time.perf_counter()
         accumulate = self._batches_of(what)
         place = self._place(what, data, steps)
@@ -148,8 +95,41 @@ class Calls:
                 counts.append((part, good))
                 taken += part.batches
             finite = finite_steps(counts)
-        data.advance(taken)
+        data.position += taken
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
+
+    def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
+        """Yield the outputs of each replica for each of the global batches, in order; see `Input.batches`."""
+        done = 0
+        self._predicted += 1
+        with explained_data(lambda _: f"batch {done}"):
+            for batch, size in batches:
+                outputs = self._predict(batch, size, _number([self._predicted, done]))
+                like = first_replica(self.strategy, outputs)
+                parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
+                for of_replica in zip(*parts, strict=True):
+                    yield tf.nest.pack_sequence_as(like, of_replica)
+                done += 1
+
+    def _batches_of(self, what: Pass) -> int:
+        """Return how many batches one run takes: those of an update, or one."""
+        return self._step.accumulate if what == "train" else 1
+
+    def _run(self, what: Pass) -> Run:
+        """Return what a compiled call repeats; called where the call begins, since it reads the clock there."""
+        step, start = self._step, self._step.clock.read()
+
+        def train(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+            with step.clock.at(start, index):
+                return step.train(batches)
+
+        def test(batches: Sequence[GlobalBatch], index: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+            with step.clock.given(start.outside("test", start.count, number)):
+                # Added up on the replicas: TensorFlow's `strategy.reduce` would bring the sums to the host, which waits
+                totals = self.strategy.run(lambda: all_reduce(step.test(batches[0])))
+            return first_replica(self.strategy, totals)
+
+        return train if what == "train" else test
 
     def _place(self, what: Pass, data: EpochIterator, steps: int) -> Callable[[bool], str]:
         """Return what tells, after an error, which batches the call was at: in training the clock knows the one."""
@@ -184,7 +164,7 @@ class Calls:
                 _log.warning("The data changed shape or dtype, so the loop compiles again: %s became %s.", was, now)
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             arguments = data.source, totals, _number(0), _number(0)
-            many = self._until_the_end(what) if sizes is None else self._counted(what, data, sizes)
+            many = self._until_the_end(what, data) if sizes is None else self._counted(what, data, sizes)
             as_a_whole = data.on_device and sizes is not None and None not in sizes
             with explained_trace(sizes if any(name[0] == what for name, _ in self._traces) else None):
                 self._traces[function, specs], _ = xla.trace(many, as_a_whole and self.jit_compile, *arguments)
@@ -232,13 +212,15 @@ class Calls:
         _, totals, good = tf.while_loop(is_left, body, begin)
         return totals, good
 
-    def _until_the_end(self, what: Pass) -> Any:
+    def _until_the_end(self, what: Pass, data: EpochIterator) -> Any:
         """Make a function of runs on data that may end before; an optional batch says so, where `next` would raise.
 
         An error in the midst of a step would leave it half done. Workers tell each other before each step whether they
         have a batch: in a step that one of them does not take, the others would wait for ever. The last result is who
         had one.
         """
+
+        spec = data.element_spec  # without the iterator, which the function outlives
 
         def many(
             iterator: Any, totals: tf.Tensor, steps: tf.Tensor, first: tf.Tensor
@@ -247,7 +229,7 @@ class Calls:
 
             def fetch(index: tf.Tensor) -> tuple[Any, tf.Tensor]:
                 with tf.device(HOST):
-                    nothing = tf.experimental.Optional.empty(iterator.element_spec)
+                    nothing = tf.experimental.Optional.empty(spec)
                     batch = tf.cond(index < steps, iterator.get_next_as_optional, lambda: nothing)
                     return batch, each_worker(self.strategy, batch.has_value())
 

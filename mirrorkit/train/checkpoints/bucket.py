@@ -69,27 +69,7 @@ class Bucket(Place):
                 raise DamagedError(f"{found} cannot be read: {type(error).__name__}: {error}") from error
             except Exception as error:  # which kinds there are is the affair of each package
                 raise FileError(f"{found} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
-            try:
-                return checkpoint_file.read(path, wanted)
-            except CheckpointError as error:
-                raise type(error)(str(error).replace(str(path), found)) from error
-
-    def take(self) -> None:
-        """See `Place`."""
-        try:
-            before = self._take()
-            kept = {self._said(manifest).get("object") for manifest in self.find()}
-            for name in self.names():
-                if _OBJECT.fullmatch(name) and name not in kept:
-                    self._storage.remove(name)
-        except MirrorkitError:
-            raise
-        except Exception as error:
-            raise FileError(
-                f"Checkpoints cannot be written to {self.name}: {type(error).__name__}: {error}. Look at the address, "
-                "at your credentials and at the network."
-            ) from error
-        self.log_taken_over(before)
+            return checkpoint_file.read(path, wanted, found)
 
     def owner(self) -> dict[str, Json]:
         """See `Place`."""
@@ -129,7 +109,7 @@ class Bucket(Place):
                     self._storage.remove(_owner_of(self._number))
 
     def _take(self) -> dict[str, Json]:
-        """Write the next `.owner`; return what the one before says."""
+        """Write the next `.owner`; return what the one before says, when what killed writers left is gone."""
         content = this_process(token=self.token)
         for _ in range(_ATTEMPTS):
             number, before = self._owner()
@@ -137,8 +117,11 @@ class Bucket(Place):
             if self._storage.create(_owner_of(number + 1), content):
                 HELD.add(self.token)
                 self._number = number + 1
+                kept = {self._said(manifest).get("object") for manifest in self.find()}
                 for name in self.names():
-                    if (found := _OWNER.fullmatch(name)) and int(found[1]) <= number:
+                    found = _OWNER.fullmatch(name)
+                    is_older = found is not None and int(found[1]) <= number
+                    if is_older or (_OBJECT.fullmatch(name) and name not in kept):
                         self._storage.remove(name)
                 return before
         raise CheckpointError(f"Other runs keep starting to write checkpoints to {self.name}. End them.")

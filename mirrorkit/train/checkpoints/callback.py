@@ -78,28 +78,23 @@ class Checkpoints(LoopCallback):
         self.folder = folder_of(folder)
         self._process, self._place = os.getpid(), place_of(self.folder)  # of each training a new one
         self._writer: Writer | None = None
-        self._received, self._handlers = 0, dict[int, Any]()  # the stop signal, and what handled signals before
+        self._handlers: dict[int, Any] = {}  # what handled stop signals before
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_at`) where this training began, and of the last save
         self._has_stopped = False
 
     def set_loop(self, loop: Any) -> None:
         """Take the loop; refuse another one during training."""
-        if self._writer is not None and loop is not self._loop:
+        if self._writer is not None and loop is not self.loop:
             raise CheckpointError(
                 "These mk.train.Checkpoints belong to a fit that is running. Give another fit its own Checkpoints and "
                 "folder."
             )
         super().set_loop(loop)
 
-    @property
-    def call_period(self) -> int | None:
-        """A call ends where a save is due."""
-        return self.every if isinstance(self.every, int) else None
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the newest checkpoint, if there is one."""
-        if self._loop is None:
+        if self.loop is None:
             raise CheckpointError(
                 "mk.train.Checkpoints works with mk.train.Loop. With model.fit use keras.callbacks.BackupAndRestore."
             )
@@ -125,7 +120,7 @@ class Checkpoints(LoopCallback):
         self._began = self._saved = self._at()
         self._has_stopped = self.loop.position.stopping  # before its end, which is still to be saved
         if not self._handlers:
-            self._received = 0
+            self.stop_signal = 0
             self._handlers = stop_signals.catch((signal.SIGTERM, signal.SIGINT), self._receive)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -154,6 +149,7 @@ class Checkpoints(LoopCallback):
     def release(self) -> None:
         """Wait for the last write and restore the signal handlers; Loop calls it however the training ended."""
         stop_signals.put_back(self._handlers)
+        self.stop_signal = None
         if self._process != os.getpid():  # a forked child that leaves `fit`: thread and folder are its parent's
             return
         writer, self._writer = self._writer, None
@@ -194,11 +190,6 @@ class Checkpoints(LoopCallback):
                 self._writer.start(position.steps, [*values, *arrays], about)
             self._saved = self._at()
 
-    @property
-    def stop_signal(self) -> int | None:
-        """The stop signal received during `fit`, if any."""
-        return None if self._writer is None else self._received
-
     def on_stop_signal(self, number: int) -> None:
         """Save and leave; a validation starts again after that."""
         self._save()
@@ -211,9 +202,9 @@ class Checkpoints(LoopCallback):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         """Remember a signal until the run can save; a second Ctrl-C interrupts at once."""
-        if number == signal.SIGINT and self._received == signal.SIGINT:
+        if number == signal.SIGINT and self.stop_signal == signal.SIGINT:
             signal.default_int_handler(number, frame)
         # not print: the signal may have come in the middle of one
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
-        self._received = number
+        self.stop_signal = number

@@ -70,24 +70,26 @@ def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Place | 
     _sync_folder(path.parent)
 
 
-def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
+def read(path: Path, wanted: Sequence[Json] | None = None, named: str = "") -> tuple[Json, list[np.ndarray]]:
     """Read what `write` wrote: `about`, with the states of callbacks, and the values of the variables.
 
     Args:
         path: the file.
         wanted: the variables that it is to have, as `describe` gives them.
+        named: what to call it in errors; its path by default.
 
     Raises:
         DamagedError: empty, cut off, changed, or no checkpoint at all.
         CheckpointError: written by a newer version, of other variables than `wanted`, or there is not enough memory.
         FileError: there is no permission to read it, or the disk or the network fails.
     """
+    named = named or str(path)
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            about = _read_about(archive, path)
+            about = _read_about(archive, path.name)
             variables = about["variables"]
             if wanted is not None:
-                require_same(path, variables, wanted)
+                require_same(named, variables, wanted)
             values = []
             for index, described in enumerate([*variables, *about.get("arrays", [])]):
                 dtype = tf.as_dtype(described["dtype"]).as_numpy_dtype
@@ -96,13 +98,13 @@ def read(path: Path, wanted: Sequence[Json] | None = None) -> tuple[Json, list[n
                 about["callbacks"] = read_states(about["callbacks"], values[len(variables) :])
             return about, values[: len(variables)]
     except CheckpointError as error:
-        raise CheckpointError(f"{error}" if str(path) in str(error) else f"{path}: {error}") from error
+        raise CheckpointError(f"{error}" if named in str(error) else f"{named}: {error}") from error
     except MemoryError as error:
-        raise CheckpointError(f"{path} may be whole, but does not fit into memory: {error}") from error
+        raise CheckpointError(f"{named} may be whole, but does not fit into memory: {error}") from error
     except Exception as error:  # what a changed byte leads to is zipfile's, json's and NumPy's own affair
         if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
-            raise FileError(f"{path} may be whole, but cannot be read: {error}") from error
-        raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+            raise FileError(f"{named} may be whole, but cannot be read: {error}") from error
+        raise DamagedError(f"{named} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
@@ -110,15 +112,15 @@ def _stored(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
-def _read_about(archive: zipfile.ZipFile, path: Path) -> Json:
+def _read_about(archive: zipfile.ZipFile, name: str) -> Json:
     about = json.loads(_read_entry(archive, "about").tobytes())
     if about["format"] > _FORMAT:
         raise CheckpointError(
-            f"{path} has format {about['format']}; this version of mirrorkit reads formats up to {_FORMAT}. "
-            "Update mirrorkit."
+            f"it has format {about['format']}; this version of mirrorkit reads formats up to {_FORMAT}. Update "
+            "mirrorkit."
         )
     steps = Position.from_json(about["position"]).steps
-    if Place.finished.fullmatch(path.name) and steps_of(path.name) != steps:
+    if Place.finished.fullmatch(name) and steps_of(name) != steps:
         raise ValueError(f"it was made after {steps} steps, which its name does not say")
     return about
 

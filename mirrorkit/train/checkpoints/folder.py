@@ -40,34 +40,29 @@ class Folder(Place):
         """See `Place`."""
         return checkpoint_file.read(self._path / name, wanted)
 
-    def take(self) -> None:
+    def _take(self) -> dict[str, Json]:
         """See `Place`."""
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            for path in (self._owner, *map(self._path.joinpath, self.find())):
-                if path.is_dir():
-                    raise FileError(
-                        f"{path} is a folder, but Checkpoints writes a file of that name. Move it away, or choose "
-                        "another folder of checkpoints."
-                    )
-            with one_at_a_time(self._path):
-                before = self.owner()
-                self.require_free(before)
-                for name in filter(_UNFINISHED.fullmatch, self.names()):
-                    with contextlib.suppress(OSError):
-                        (self._path / name).unlink()
-                new = self._path / f".owner.{self.token}.tmp"
-                try:
-                    create(new, this_process(token=self.token))
-                    os.replace(new, self._owner)
-                finally:
-                    new.unlink(missing_ok=True)
-                HELD.add(self.token)
-        except OSError as error:
-            raise FileError(
-                f"Checkpoints cannot be written to {self.name}: {error}. Choose a folder in which you may create files."
-            ) from error
-        self.log_taken_over(before)
+        self._path.mkdir(parents=True, exist_ok=True)
+        for path in (self._owner, *map(self._path.joinpath, self.find())):
+            if path.is_dir():
+                raise FileError(
+                    f"{path} is a folder, but Checkpoints writes a file of that name. Move it away, or choose another "
+                    "folder of checkpoints."
+                )
+        with one_at_a_time(self._path):
+            before = self.owner()
+            self.require_free(before)
+            for name in filter(_UNFINISHED.fullmatch, self.names()):
+                with contextlib.suppress(OSError):
+                    (self._path / name).unlink()
+            new = self._path / f".owner.{self.token}.tmp"
+            try:
+                create(new, this_process(token=self.token))
+                os.replace(new, self._owner)
+            finally:
+                new.unlink(missing_ok=True)
+            HELD.add(self.token)
+        return before
 
     def owner(self) -> dict[str, Json]:
         """See `Place`."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mirrorkit._types import Json
-from mirrorkit.errors import CheckpointError
+from mirrorkit.errors import CheckpointError, FileError, MirrorkitError
 from mirrorkit.files import is_elsewhere, is_running
 
 _log = logging.getLogger("mirrorkit")
@@ -47,7 +47,6 @@ class Place(abc.ABC):
     def read(self, name: str, wanted: Sequence[Json] | None = None) -> tuple[Json, list[np.ndarray]]:
         """Read one that was found; see `checkpoints/file.py`."""
 
-    @abc.abstractmethod
     def take(self) -> None:
         """Make the place this run's, and remove what killed writers left.
 
@@ -55,6 +54,23 @@ class Place(abc.ABC):
             CheckpointError: it is that of another run, which lives.
             FileError: it cannot be written to.
         """
+        try:
+            before = self._take()
+        except MirrorkitError:
+            raise
+        except Exception as error:  # which kinds there are is the affair of each package
+            raise FileError(
+                f"Checkpoints cannot be written to {self.name}: {type(error).__name__}: {error}. Choose a place in "
+                "which you may create files; at an address look at your credentials and at the network."
+            ) from error
+        if before and is_elsewhere(before):
+            _log.warning(
+                "%s: taken over from %s. Should that still run, it stops at its next save.", self.name, _named(before)
+            )
+
+    @abc.abstractmethod
+    def _take(self) -> dict[str, Json]:
+        """Do so; return what `owner` gave before."""
 
     @abc.abstractmethod
     def owner(self) -> dict[str, Json]:
@@ -75,13 +91,6 @@ class Place(abc.ABC):
         if is_running(before) and (before.get("pid") != os.getpid() or before.get("token") in HELD):
             raise CheckpointError(
                 f"Another run writes checkpoints to {self.name}: {_named(before)}. End it, or choose another place."
-            )
-
-    def log_taken_over(self, before: dict[str, Json]) -> None:
-        """Warn where the run whose place it was cannot be looked for."""
-        if before and is_elsewhere(before):
-            _log.warning(
-                "%s: taken over from %s. Should that still run, it stops at its next save.", self.name, _named(before)
             )
 
     @abc.abstractmethod

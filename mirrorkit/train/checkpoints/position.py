@@ -53,16 +53,6 @@ class Position:
     stopping: bool = False
     validating: bool = False
 
-    def advance(self, steps: int, totals: list[float]) -> None:
-        """Count the steps of a call."""
-        self.batch += steps
-        self.steps += steps
-        self.totals = totals
-
-    def next_epoch(self) -> None:
-        """Go to the beginning of the next epoch."""
-        self.epoch, self.batch, self.totals = self.epoch + 1, 0, []
-
     def as_json(self) -> Json:
         """Return the position in a form that JSON holds, every number exactly."""
         return {**asdict(self), "history": {name: [_plain(v) for v in self.history[name]] for name in self.history}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from mirrorkit.errors import CheckpointError
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.variables import path
 
-_SHOWN = 10  # differences in an error message
+_SHOWN = 20  # lines of differences in an error message
 
 
 def describe(variables: Sequence[Variable | WholeSlot]) -> list[Json]:
@@ -34,30 +35,32 @@ def places_of(saved: Sequence[Json], present: Sequence[Json]) -> list[int]:
 
 
 def require_same(file: Path | str, saved: Sequence[Json], present: Sequence[Json]) -> None:
-    """Refuse a checkpoint whose variables are not those of the step; list what is missing, extra, or different.
+    """Refuse a checkpoint whose variables are not those of the step, and list what differs.
 
     They must agree in order, shape, dtype and path. Keras's running numbers in the paths do not count, as they depend
     on what else the process has made (`dense_3/kernel` is `dense/kernel`).
     """
-    known, wanted = _numbered(saved), _numbered(present)
-    lines = [f"not in the checkpoint: {_text(wanted[key])}" for key in wanted.keys() - known.keys()]
-    lines += [f"only in the checkpoint: {_text(known[key])}" for key in known.keys() - wanted.keys()]
-    both = [(known[key], wanted[key]) for key in known.keys() & wanted.keys()]
-    lines += [
-        f"other shape or dtype: {_text(there)} in the checkpoint, {_text(here)} here"
-        for there, here in both
-        if (there["shape"], there["dtype"]) != (here["shape"], here["dtype"])
-    ]
-    if not lines and list(known) != list(wanted):
-        lines = ["the same variables, but in another order"]
-    if lines:
-        lines = sorted(lines)
-        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        raise CheckpointError(
-            f"The checkpoint {file} is of another model or optimizer:\n  " + "\n  ".join(lines[:_SHOWN] + more) + "\n"
-            "Nothing was restored. Build model, optimizer and step as they were when it was saved, or use another "
-            "folder."
-        )
+    there, here = _lines(saved), _lines(present)
+    if there == here:
+        return
+    difference = list(difflib.unified_diff(there, here, n=0, lineterm=""))[2:]  # without the names of two files
+    changes = [line for line in difference if not line.startswith("@@")]
+    more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+    raise CheckpointError(
+        f"The checkpoint {file} is of another model or optimizer (- there, + here):\n  "
+        + "\n  ".join(changes[:_SHOWN] + more)
+        + "\nNothing was restored. Build model, optimizer and step as they were when it was saved, or use another "
+        "folder."
+    )
+
+
+def _lines(described: Sequence[Json]) -> list[str]:
+    return [f"{_bare(one['path'])} {one['dtype']} {one['shape']}" for one in described]
+
+
+def _bare(path: str) -> str:
+    """Return a path without Keras's running numbers."""
+    return re.sub(r"_\d+", "", path)
 
 
 def _numbered(described: Sequence[Json]) -> dict[tuple[str, int], Json]:
@@ -65,11 +68,7 @@ def _numbered(described: Sequence[Json]) -> dict[tuple[str, int], Json]:
     seen: Counter[str] = Counter()
     numbered = {}
     for one in described:
-        bare = re.sub(r"_\d+", "", one["path"])
+        bare = _bare(one["path"])
         numbered[bare, seen[bare]] = one
         seen[bare] += 1
     return numbered
-
-
-def _text(described: Json) -> str:
-    return f"{described['path']} {described['dtype']} {described['shape']}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
-from mirrorkit.data import HOST, own_rows, untuned
+from mirrorkit.data import HOST, bounds, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.requirements.same_rows import names_of, with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
@@ -43,10 +43,17 @@ class EpochIterator:
         size_of: returns how many examples the batch of a number has, or None where that is unknown. Of known sizes only
             the last one of an epoch may be another.
         position: how many batches are done already.
+
+    Attributes:
+        element_spec: shapes and dtypes of what `source` yields.
+        batch: a function of `source`, a batch number and a size that returns this batch, for use in compiled calls;
+            they outlive the iterator.
     """
 
     kind: Hashable = "host"  # those of one kind share their compiled functions
     on_device = False
+    batch: Callable[[Nest, tf.Tensor, Any], GlobalBatch]
+    element_spec: Spec
 
     def __init__(
         self,
@@ -62,18 +69,9 @@ class EpochIterator:
         self.position = position
 
     @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of what `source` yields."""
-        return self.source.element_spec
-
-    @property
     def left(self) -> int | None:
         """How many batches are left; None where that is unknown."""
         return None if self.steps is None else self.steps - self.position
-
-    def advance(self, steps: int) -> None:
-        """Count batches as done."""
-        self.position += steps
 
     def parts(self, steps: int, accumulate: int = 1) -> Iterator[UpdateRun]:
         """Divide the next `steps` batches into runs of similar updates.
@@ -90,11 +88,6 @@ class EpochIterator:
         else:
             yield UpdateRun(self.position, updates - 1, sizes)
             yield UpdateRun(of_last[0], 1, last)
-
-    @property
-    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """A function of `source`, a batch number and a size that returns this batch; for use in a compiled call."""
-        raise NotImplementedError
 
 
 @functools.cache
@@ -121,18 +114,15 @@ class ReadAhead(NamedTuple):
     iterator: Any
     queue: tf.Tensor  # its handle
 
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of a batch."""
-        return self.iterator.element_spec
-
     def get_next_as_optional(self) -> Any:
         """Return the next batch, or nothing at the end of the data; also in compiled calls."""
 
         def queued() -> Any:
             (found,) = tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
             found.set_shape([])
-            return tf.nest.pack_sequence_as(tf.OptionalSpec(self.element_spec), [found], expand_composites=True)
+            return tf.nest.pack_sequence_as(
+                tf.OptionalSpec(self.iterator.element_spec), [found], expand_composites=True
+            )
 
         is_queued = tf.raw_ops.QueueSizeV2(handle=self.queue) > 0
         return tf.cond(is_queued, queued, self.iterator.get_next_as_optional)
@@ -153,7 +143,7 @@ class HostIterator(EpochIterator):
     ) -> None:
         if context is not None:
             self.kind = "rows of a worker"
-        self._context = context
+        self.batch, self.element_spec = functools.partial(_next, context), dataset.element_spec
         with tf.device(HOST):
             self._queue = tf.queue.FIFOQueue(-1, tf.variant)  # of any length
         super().__init__(ReadAhead(iter(untuned(dataset)), self._queue.queue_ref), **place)
@@ -184,18 +174,6 @@ class HostIterator(EpochIterator):
             batch = self.source.get_next_as_optional()
             return batch.get_value() if batch.has_value() else None
 
-    @property
-    def batch(self) -> Callable[[Nest, tf.Tensor, int | None], GlobalBatch]:
-        """A function that returns the next batch; not a method, since compiled functions outlive the iterator."""
-        return functools.partial(_next, self._context)
-
-
-def opened(spec: Spec, *batch: Nest) -> Nest:
-    """Return an element of a dataset whose shapes leave open what the spec leaves open."""
-    tensors, specs = (tf.nest.flatten(nest, expand_composites=True) for nest in (batch, spec))
-    found = [tf.compat.v1.placeholder_with_default(t, of.shape) for t, of in zip(tensors, specs, strict=True)]
-    return tf.nest.pack_sequence_as(spec, found, expand_composites=True)
-
 
 def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Tensor, size: int | None) -> GlobalBatch:
     with tf.device(HOST):
@@ -223,3 +201,10 @@ def other_size(element: Nest, number: int, found: object, wanted: object, at: st
         "examples. A `map` must keep the number of examples in a batch, and num_examples must be that of the files. "
         "For batches of any size, give a tf.data.Dataset: train.dataset(), mapped."
     )
+
+
+def shards(batch: Any, count: int) -> list[Any]:
+    """Split a batch of arrays or tensors as `count` replicas share it."""
+    size = tf.shape(tf.nest.flatten(batch)[0])[0]
+    cuts = [slice(*bounds(size, replica, count)) for replica in range(count)]
+    return [tf.nest.map_structure(lambda part, cut=cut: part[cut], batch) for cut in cuts]

@@ -14,11 +14,11 @@ import tensorflow as tf
 from mirrorkit import batching
 from mirrorkit._types import Batch, Spec
 from mirrorkit.arguments import whole_number
-from mirrorkit.data import own_rows, untuned
+from mirrorkit.data import untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import input_context, is_chief, is_tpu, num_workers, of_all_workers
 from mirrorkit.train.input.class_weight import ClassWeights
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator, Sizes, opened
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.input.source import source_of
 from mirrorkit.train.requirements.data import require_static_batches
@@ -74,7 +74,7 @@ class Input:
         self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next
         self._seen: Batch | None = None  # the last that was looked at
-        spec = source.element_spec
+        spec = source.data.element_spec
         if any(not isinstance(part, _TENSORS) for part in tf.nest.flatten(spec)):
             raise StepError(
                 f"The data yields None, or datasets, among its tensors: {spec}. A batch may end in None, in place of "
@@ -190,19 +190,21 @@ class Input:
         """Yield iterators that leave the data's position alone, with how many steps to take from each at most.
 
         There is one for each kind of update in an epoch: a second one where a recipe's last update is a smaller one.
-        They repeat rows of one batch of a recipe, and zeros in place of a `tf.data.Dataset`, since reading it could
-        advance a shuffle.
+        Of a `tf.data.Dataset` they give zeros, since reading it could advance a shuffle.
         """
-        steps = self.steps if self._source.can_be_read_twice else None
-        for run in EpochIterator(None, **self._place(0)).parts(steps or _STAND_INS * accumulate, accumulate):
-            held = self._held(0, run.first)
-            yield held or self._on_host(self._repeated(run.sizes), run.first), run.batches
+        reads = self._source.can_be_read_twice
+        steps = (self.steps if reads else None) or _STAND_INS * accumulate
+        for run in EpochIterator(None, **self._place(0)).parts(steps, accumulate):
+            if not (batches := self._held(0, run.first)):
+                dataset = self._batches(0, run.first, run.first).take(run.batches) if reads else self._zeros()
+                batches = self._on_host(dataset.repeat(), run.first)
+            yield batches, run.batches
 
     def _compare(self, first: Callable[[], Batch | None], epoch: int = 0) -> None:
         """Check that all workers begin with the same batch: in each epoch of what all of them read whole, else once."""
         if not self._compared:
             of = self._of or (f" in epoch {epoch} (counted from 0)" if epoch else "")
-            self._source.require_same(self._strategy, first(), self.steps, of)
+            self._source.require(self._strategy, first(), self.steps, of, self._source.of_all())
             self._compared = self._source.reads_own_rows
 
     def _place(self, position: int) -> dict[str, Any]:
@@ -232,22 +234,13 @@ class Input:
     def _batches(self, epoch: int, start: int, before: int) -> tf.data.Dataset:
         return self._weighed(self._source.batches(epoch, start, before, self._context))
 
-    def _repeated(self, sizes: Sizes) -> tf.data.Dataset:
-        """Return what this worker would read of batches of these sizes, over and over; see `rehearsals`."""
-        batch = self.first()
-        if batch is None:
-            size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
-            batch = tf.nest.map_structure(
-                lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), self.element_spec
-            )
-        # Without the static sizes that the real data has not, so that the same trace serves both.
-        as_read = functools.partial(opened, self._batches(0, 0, 0).element_spec)
-
-        def of_size(size: int | None) -> tf.data.Dataset:
-            own = slice(None) if size is None else slice(*own_rows(size, self._context))
-            return tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda part: part[own], batch)).map(as_read)
-
-        return functools.reduce(tf.data.Dataset.concatenate, map(of_size, sizes)).repeat()
+    def _zeros(self) -> tf.data.Dataset:
+        """Return a batch of zeros, of the static shapes that the data has, so that a trace serves both."""
+        size = self.global_batch_size or _STAND_IN_SIZE * self._strategy.num_replicas_in_sync
+        batch = tf.nest.map_structure(
+            lambda s: tf.zeros([size, *(d or _STAND_IN_SIZE for d in s.shape[1:])], s.dtype), self.element_spec
+        )
+        return tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=self.element_spec)
 
 
 @functools.cache  # once

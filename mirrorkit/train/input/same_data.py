@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mirrorkit.data import Batches
 from mirrorkit.errors import DataError
-from mirrorkit.strategy import addresses, arrays_of_all_workers, num_workers
+from mirrorkit.strategy import addresses, arrays_of_all_workers
 
 Groups: TypeAlias = dict[Any, list[str]]  # the names of the workers that hold a value, by this value
 
@@ -28,7 +28,6 @@ def require_same_data(
     first: Any,
     steps: int | None,
     of: str = "",
-    *,
     sample: tuple[Any, np.ndarray] | None = None,
 ) -> None:
     """Compare the first global batch of all workers, how many they have, and a `sample`. Collective.
@@ -38,8 +37,6 @@ def require_same_data(
     Where a batch has targets, these alone are compared: an augmentation of the inputs may draw other random numbers on
     every worker, and does no harm, since only one worker uses each row. A worker without a batch gives None as `first`.
     """
-    if num_workers(strategy) == 1:
-        return
     prints, lengths, samples = _of_all(strategy, first, steps, sample)
     seen = {"the first batch": prints, "an epoch's number of batches": lengths, "the set in memory": samples}
     differing = [what for what, groups in seen.items() if len(groups) > 1]
@@ -55,7 +52,7 @@ def require_same_data(
     )
 
 
-def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None) -> None:
+def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | None, *others: Any) -> None:
     """See that workers that make data of their own begin with different batches. Collective: every worker calls it.
 
     A function that leaves its shard out of account gives all workers the same examples. Inputs and targets are
@@ -63,8 +60,6 @@ def require_own_data(strategy: tf.distribute.Strategy, first: Any, steps: int | 
 
     `steps` is the number of batches of an epoch, which must be the same on all of them.
     """
-    if num_workers(strategy) == 1:
-        return
     prints, lengths, _ = _of_all(strategy, None if first is None else [first], steps)
     if len(lengths) > 1:
         raise DataError(
@@ -99,7 +94,7 @@ def first_rows(data: Batches, epoch: int, start: int) -> Any:
     """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
     size = data.global_batch_size
     places = data.order(epoch)[start * size : (start + 1) * size]
-    return tf.nest.map_structure(lambda array: array[places], data.split.as_element()) if len(places) else None
+    return data.split[places].as_element() if len(places) else None
 
 
 def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
@@ -110,7 +105,7 @@ def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
     """
     size = len(data.split)
     places = np.linspace(0, size - 1, _SAMPLED, dtype=np.int64)
-    inputs, *others = tf.nest.map_structure(lambda array: array[places], data.split.as_element())
+    inputs, *others = data.split[places].as_element()
     parts = tf.nest.flatten(inputs)
     exact = [part for part in parts if part.dtype.kind != "f"]
     levels = [_levels(part) for part in parts if part.dtype.kind == "f"]

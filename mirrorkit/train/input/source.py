@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Batch, Nest, Spec
+from mirrorkit._types import Batch, Nest
 from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, of_user, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
+from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, sample_of
 
 
@@ -30,12 +31,14 @@ class Source:
         order: what decides which examples are in which batch, as `Recipe.order_in_words`.
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
         samples_all: whether a sample is of examples from all over the set.
+        require: refuses workers whose data are not what they must be; see `same_data.py`.
         labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
     """
 
     can_be_read_twice = has_known_end = True
     is_endless = starts_over = samples_all = False
     labels: Nest = None
+    require: Callable[..., None] = staticmethod(require_same_data)
 
     def __init__(self, data: Recipe) -> None:
         self.data = data
@@ -56,11 +59,6 @@ class Source:
             return None
         return min(self.global_batch_size, self.num_examples - batch * self.global_batch_size)
 
-    @property
-    def element_spec(self) -> Spec:
-        """Shapes and dtypes of a batch; a recipe remembers it, while making a dataset for it takes 0.1 s."""
-        return self.data.element_spec
-
     def batches(
         self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
@@ -79,9 +77,9 @@ class Source:
         """Return what workers compare to see that they read the same data; where `has_identity`."""
         return next(iter(untuned(self.sample())))
 
-    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
-        """Refuse workers that do not begin with the same batch."""
-        require_same_data(strategy, first, steps, of)
+    def of_all(self) -> tuple[Any, np.ndarray] | None:
+        """Return what workers compare of a whole set in memory."""
+        return None
 
     def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """Return an epoch of data that lies on the devices; None for data that is read on the host."""
@@ -103,7 +101,7 @@ class PreparedSource(Source):
 
 
 class BatchesSource(PreparedSource):
-    """A set in memory; under parameter servers a small one is sent to every worker."""
+    """A set in memory."""
 
     data: Batches
     samples_all = True
@@ -120,36 +118,26 @@ class BatchesSource(PreparedSource):
         """Return the examples of the batch as they lie in the split."""
         return first_rows(self.data, epoch, start)
 
-    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
-        """Refuse workers that do not begin with the same batch, or hold other examples somewhere in the set."""
-        require_same_data(strategy, first, steps, of, sample=sample_of(self.data))
-
-    def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
+    def of_all(self) -> tuple[Any, np.ndarray]:
         """See `Source`."""
-        is_sent = is_parameter_server(strategy) and can_be_sent(self.data)
-        return SentIterator(self.data, epoch, **place) if is_sent else None
+        return sample_of(self.data)
 
 
 class ResidentSource(BatchesSource):
-    """A set that lies on the devices."""
+    """A set that lies on the devices, but for parameter servers, whose workers have no part in common."""
 
     data: Resident
 
     def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """See `Source`."""
-        if is_parameter_server(strategy):
-            return super().held(strategy, epoch, **place)
-        return ResidentIterator(self.data, strategy, epoch, **place)
+        return None if is_parameter_server(strategy) else ResidentIterator(self.data, strategy, epoch, **place)
 
 
 class FunctionSource(Source):
     """A dataset of each worker's own, so that their first batches must differ."""
 
     has_identity = False
-
-    def require_same(self, strategy: tf.distribute.Strategy, first: Batch | None, steps: int | None, of: str) -> None:
-        """Refuse workers that begin with the same batch."""
-        require_own_data(strategy, first, steps)
+    require = staticmethod(require_own_data)
 
 
 class DatasetSource(Source):
@@ -176,7 +164,7 @@ class DatasetSource(Source):
         self.steps = batches if batches >= 0 else None
         self.starts_over = not self.is_endless
         # `Input` refuses what has no shape.
-        self.global_batch_size = getattr(tf.nest.flatten(self.element_spec)[0], "shape", [None])[0]
+        self.global_batch_size = getattr(tf.nest.flatten(self.data.element_spec)[0], "shape", [None])[0]
 
     def batches(
         self, epoch: int, start: int, before: int, context: tf.distribute.InputContext | None

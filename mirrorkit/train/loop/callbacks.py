@@ -7,7 +7,6 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from mirrorkit.train.checkpoints import Checkpoints, Restored
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.loop.journal import journals
 from mirrorkit.train.loop.same_workers import SameWorkers
+from mirrorkit.train.requirements.settings import plain
 from mirrorkit.train.step.custom import Custom
 from mirrorkit.train.step.loop_step import LoopStep
 
@@ -37,8 +37,6 @@ _log = logging.getLogger("mirrorkit")
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
-
-_SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # of learning rates
 
 _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and what else could be asked
     True: ": under parameter servers it comes once per call of many steps, since workers take steps at the same time. "
@@ -87,9 +85,6 @@ def callback_list(
             "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
-    _refuse_by_optimizer(given, getattr(model, "optimizer", None))
-    if any(isinstance(callback, keras.callbacks.TensorBoard) for callback in given) and not find_spec("tensorboard"):
-        raise StepError("The callback TensorBoard needs tensorboard, which is not installed: pip install tensorboard.")
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -98,12 +93,15 @@ def callback_list(
         given.append(keras.callbacks.ProgbarLogger())
     if history and num_workers(loop.strategy) > 1:
         # A callback that waits for the other workers' would wait for ever where one of them has none.
-        waiting = ", ".join(filter(None, map(_collective, given))) or "none"
-        require_same(
-            loop.strategy,
-            "callbacks of Loop.fit",
-            {"the list of those that know the loop (not those with chief_only = True)": waiting},
-        )
+        asked = {
+            "the list of callbacks that know the loop (not those with chief_only = True)": (
+                ", ".join(filter(None, map(_collective, given))) or "none"
+            ),
+            "epochs": params.get("epochs"),
+            "class_weight": params.get("class_weight"),
+            "validation (its frequency, batch size, batches, steps within an epoch)": params.get("validation"),
+        }
+        require_same(loop.strategy, "fit", plain(asked))
         given.append(SameWorkers(values=not any(getattr(c, "compares_replicas", False) for c in given)))
     given.sort(key=lambda callback: isinstance(callback, Checkpoints))
     if history:
@@ -169,17 +167,6 @@ def _collective(callback: Any) -> str | None:
     if _is_chiefs(callback) or not (periods or isinstance(callback, LoopCallback)):
         return None
     return "".join([type(callback).__name__, *periods])
-
-
-def _refuse_by_optimizer(given: Sequence[Any], optimizer: Any) -> None:
-    """Refuse callbacks that set a learning rate where the optimizer has none to set: Keras says so in the training."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for callback in given if inner is not None else ():
-        if isinstance(callback, _SETTERS) and not hasattr(getattr(inner, "learning_rate", None), "assign"):
-            raise StepError(
-                f"{type(callback).__name__} sets the learning rate, which this optimizer takes from a schedule or a "
-                "function. Give the optimizer a number, learning_rate=0.1, or leave the callback out."
-            )
 
 
 def _is_chiefs(callback: Any) -> bool:

@@ -6,13 +6,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import place, require_own_process
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Entered:
@@ -20,8 +19,7 @@ class Entered:
 
     def __init__(self) -> None:
         require_own_process("mk.train.Loop")
-        self._lock = threading.Lock()
-        self._thread = threading.current_thread()
+        self._lock = threading.RLock()  # which a thread that has it may take again
         self._running: list[str] = []
 
     @contextlib.contextmanager
@@ -32,35 +30,33 @@ class Entered:
             StepError: in a forked process, in another thread than what is running, or `fit` within anything.
         """
         require_own_process(f"Loop.{method}")
-        with self._lock:
-            here = threading.current_thread()
-            if self._running and self._thread is not here:
+        with contextlib.ExitStack() as entered:
+            if not self._lock.acquire(blocking=False):
                 raise StepError(
-                    f"Loop.{method} was called in the thread {here.name!r} while Loop.{self._running[0]} of the same "
-                    f"loop runs in {self._thread.name!r}. Both would write the same state. Call it after that has "
-                    "ended, or in a callback; or make another loop, with a model and a step of its own."
+                    f"Loop.{method} was called in the thread {threading.current_thread().name!r} while "
+                    f"Loop.{'/'.join(self._running[:1])} of the same loop runs in another. Both would write the same "
+                    "state. Call it after that has ended, or in a callback; or make another loop, with a model and a "
+                    "step of its own."
                 )
+            entered.callback(self._lock.release)
             if self._running and (method == "fit" or (method == "restore" and is_training)):
                 raise StepError(
                     f"Loop.{method} was called while Loop.{self._running[-1]} of the same loop runs, and would move "
                     "its position. Callbacks may call evaluate and predict. Call it after that has ended, or use "
                     "another loop with a step of its own."
                 )
-            self._thread = here
             self._running.append(method)
-        try:
-            with place(" within ".join(f"Loop.{name}" for name in reversed(self._running))):
-                yield
-        finally:
-            self._running.pop()
+            entered.callback(self._running.pop)
+            entered.enter_context(place(" within ".join(f"Loop.{name}" for name in reversed(self._running))))
+            yield
 
 
-def one_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def one_at_a_time(method: F) -> F:
     """Let a method of a loop be refused where another use of the loop excludes it."""
 
     @functools.wraps(method)
-    def alone(self: Any, /, *args: P.args, **options: P.kwargs) -> R:
+    def alone(self: Any, /, *args: Any, **options: Any) -> Any:
         with self._entered.by(method.__name__, is_training=self.running is not None):
             return method(self, *args, **options)
 
-    return alone
+    return alone  # type: ignore[return-value]

@@ -63,7 +63,7 @@ class Fit:
             logs = self._epoch()
             if self.validation.comes_after(epoch):
                 logs |= self.validation.logs(self.passes, self.hooks)
-            position.next_epoch()
+            position.epoch, position.batch, position.totals = epoch + 1, 0, []
             self.hooks.on_epoch_end(epoch, logs)
             agree_to_stop(self.strategy, step.model, self.hooks)
             has_stopped = step.model.stop_training
@@ -83,7 +83,7 @@ class Fit:
         while position.batch != self.data.steps and not (position.batch and passes.step.model.stop_training):
             steps = self._next_steps()
             self.hooks.on_train_batch_begin(position.batch)
-            result = passes.calls.train(batches, totals, steps)
+            result = passes.calls.call("train", batches, totals, steps)
             if result.steps == 0:  # the end of data of unknown length
                 break
             passes.later.note(result.seconds)
@@ -96,10 +96,14 @@ class Fit:
                 passes.length.learn(result.steps, result.seconds)
             examples = int(result.totals[EXAMPLES]) - int(totals[EXAMPLES])
             self.report.throughput.record(examples=examples, steps=result.steps, seconds=result.seconds)
-            record.add(examples, result.steps, result.seconds)
+            record.examples += examples
+            record.steps += result.steps
+            record.seconds += result.seconds
             totals, before = result.totals, position.batch
             logs = passes.logs(totals)
-            position.advance(result.steps, totals.numpy().tolist())
+            position.batch += result.steps
+            position.steps += result.steps
+            position.totals = totals.numpy().tolist()
             is_within = position.batch != self.data.steps and result.first_bad_step is None
             position.validating = is_within and self.validation.falls_within(before, position.batch)
             self._end_call(seen, logs, batches)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import ConcreteFunction, KerasCallback, Nest, Spec
+from mirrorkit._types import KerasCallback, Nest, Spec
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
@@ -34,10 +34,8 @@ from mirrorkit.train.loop.entering import Entered, one_at_a_time
 from mirrorkit.train.loop.finite import FiniteWatch
 from mirrorkit.train.loop.fit import Fit
 from mirrorkit.train.loop.passes import Passes
-from mirrorkit.train.loop.replay import Replay
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.validation import Validation
-from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
@@ -342,23 +340,14 @@ class Loop:
                     check(batch)
                 for number, (batches, most) in enumerate(training.rehearsals(step.accumulate)):
                     for steps in length.probes() if number == 0 else (most,):
-                        result = calls.train(batches, passes.zeros(), min(steps, most))
+                        result = calls.call("train", batches, passes.zeros(), min(steps, most))
                         batches.position -= result.steps
                         length.learn(result.steps, result.seconds)
                 if testing is not None:
                     step.prepare(testing.element_spec, "test")
                     for batches, _ in testing.rehearsals():
-                        calls.test(batches, passes.zeros("test"), 1)
+                        calls.call("test", batches, passes.zeros("test"), 1)
         self._warm = True
-
-    @one_at_a_time
-    def traced(self, data: Data) -> ConcreteFunction:
-        """Trace the function that `fit` would call for whole batches, and do not run it; see `mk.checks.on_devices`."""
-        passes, training = self._reads(data, "train", rehearses=True)
-        assert not isinstance(passes.calls, RemoteCalls)  # under parameter servers the workers trace theirs
-        passes.step.prepare(training.element_spec)
-        batches, steps = next(training.rehearsals(passes.step.accumulate))
-        return next(passes.calls.functions("train", batches, steps))
 
     @checks_arguments(StepError)
     @one_at_a_time
@@ -381,21 +370,6 @@ class Loop:
         self._restored = restore_newest(folder, self.step)
         self.position = self._restored.position
         return self.position
-
-    def replay(self, epoch: int, batch: int) -> Replay:
-        """Go back in the data of the running fit, to train on its batches or look at them again, one by one.
-
-        The caller restores weights and optimizer; position and report of the fit do not change. For
-        `mk.checks.NanWatch`.
-
-        Args:
-            epoch: an epoch that has begun.
-            batch: the first batch to return, in that epoch.
-        """
-        assert self.running is not None
-        passes = self.running.passes
-        assert not isinstance(passes.calls, RemoteCalls)
-        return Replay(self.strategy, passes.step, passes.calls, self.running.data.epoch(epoch, start=batch))
 
     def _takes_each_step(self, callbacks: Sequence[KerasCallback] | None) -> bool:
         """Whether a callback of any worker wants calls of one step."""

@@ -53,7 +53,7 @@ class Passes:
         hooks.on_test_begin()
         while done != data.steps:
             hooks.on_test_batch_begin(done)
-            result = self.calls.test(batches, totals, self.length.next(data.left(done)))
+            result = self.calls.call("test", batches, totals, self.length.next(data.left(done)))
             if result.steps == 0:
                 break
             totals = result.totals

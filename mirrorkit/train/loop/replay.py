@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
-from mirrorkit.train.calls.compiled import Calls
-from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.step.loop_step import LoopStep
+from mirrorkit.train.loop.fit import Fit
 
 
-@dataclass(frozen=True)
 class Replay:
-    """A walk through an epoch's batches, from some batch on; made by `Loop.replay`."""
+    """A walk through an epoch of a fit that is running, to train on its batches or look at them again, one by one.
 
-    _strategy: tf.distribute.Strategy
-    _step: LoopStep
-    _calls: Calls
-    _data: EpochIterator
+    The caller restores weights and optimizer; position and report of the fit do not change. For `mk.checks.NanWatch`.
+
+    Args:
+        fit: the fit.
+        epoch: one that has begun.
+        batch: the first batch, in that epoch.
+    """
+
+    def __init__(self, fit: Fit, epoch: int, batch: int) -> None:
+        self._passes, self._strategy, self._data = fit.passes, fit.strategy, fit.data.epoch(epoch, start=batch)
 
     @property
     def batch(self) -> int:
@@ -28,8 +29,7 @@ class Replay:
 
     def update(self) -> bool:
         """Train on the next update's batches; False where the data has ended."""
-        totals = tf.zeros([self._step.totals_size()], tf.float64)
-        return self._calls.train(self._data, totals, self._batches()).steps > 0
+        return self._passes.calls.call("train", self._data, self._passes.zeros(), self._batches()).steps > 0
 
     def rows(self) -> list[list[Batch]]:
         """Return, for each batch of the next update, the replicas' rows; it moves on in data that the host reads."""
@@ -46,5 +46,5 @@ class Replay:
         return found
 
     def _batches(self) -> int:
-        accumulate, left = self._step.accumulate, self._data.left
+        accumulate, left = self._passes.step.accumulate, self._data.left
         return accumulate if left is None else min(accumulate, left)

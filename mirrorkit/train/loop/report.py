@@ -21,12 +21,6 @@ class Epoch:
     steps: int
     seconds: float
 
-    def add(self, examples: int, steps: int, seconds: float) -> None:
-        """Add a call."""
-        self.examples += examples
-        self.steps += steps
-        self.seconds += seconds
-
     @property
     def examples_per_second(self) -> float:
         """Examples per second of training calls."""

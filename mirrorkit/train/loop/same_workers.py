@@ -1,4 +1,4 @@
-"""Whether the workers of a fit do the same: what they were asked before it, what their variables hold around it."""
+"""Whether the variables of the workers of a fit hold the same before it and after each epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from mirrorkit.errors import OutOfSyncError
 from mirrorkit.strategy import addresses, arrays_of_all_workers, require_same
 from mirrorkit.train.callback import LoopCallback
 from mirrorkit.train.first_batch.fingerprints import fingerprints, parted
-from mirrorkit.train.requirements.settings import plain
 from mirrorkit.variables import copies, is_sharded, native, path
 
 # How far a variable may part, in parts of its norm: a thousand times what processors that round differently make of it
@@ -34,12 +33,6 @@ class SameWorkers(LoopCallback):
         super().__init__()
         self._values = values
         self._begins = True
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Compare what `fit` was asked."""
-        asked = {name: self.params[name] for name in ("epochs", "class_weight")}
-        asked["validation (its frequency, batch size, batches, steps within an epoch)"] = self.params.get("validation")
-        require_same(self.loop.strategy, "fit", plain(asked))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Compare once where the training begins, and with what."""

@@ -14,7 +14,6 @@ from gpu_placement.operations import place_of, walk
 from gpu_placement.report import CallPlacement, Placement
 from gpu_placement.tally import HOST_PLACE
 from mirrorkit import strategy as _strategy
-from mirrorkit.checks.by_device import by_kind
 from mirrorkit.data import HOST
 from mirrorkit.strategy import replica_devices
 from mirrorkit.train import EpochIterator, Input, Loop, Step
@@ -85,8 +84,8 @@ def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, E
         step.prepare(inputs.element_spec, what)
         names = iter([name, f"{name}, smaller batch"])
         for batches, steps in inputs.rehearsals(accumulate):
-            for function in passes.calls.functions(what, batches, steps):
-                yield next(names), function, batches
+            sizes = None if batches.steps is None else next(batches.parts(steps, accumulate)).sizes
+            yield next(names), passes.calls._trace(what, batches, sizes), batches
     if step.can("predict"):
         inputs = Input(loop.strategy, evaluated, rehearses=True)
 
@@ -106,7 +105,7 @@ def _devices(stream: EpochIterator, strategy: tf.distribute.Strategy) -> list[st
         return [HOST]
 
     def of(device: str) -> Any:
-        return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, stream._data.rows)
+        return tf.nest.map_structure(lambda rows: HOST if rows.on_host else device, stream.kind[0].rows)
 
     arrays = [of(device) for device in replica_devices(strategy)]
     return list(tf.nest.flatten({"arrays": arrays, "order": HOST, "epoch": HOST}))
@@ -135,11 +134,24 @@ def _name(device: str) -> str:
     return place_of(device) or HOST_PLACE
 
 
+def _by_kind(step: Any) -> dict[str, list[Any]]:
+    """Return the variables of a step by what they are; all variables of a custom step are "other"."""
+    if not isinstance(step, Step):
+        return {"other": list(getattr(step, "variables", []))}
+    groups = {
+        "weights": step.model.trainable_variables,
+        "layer state": step.model.non_trainable_variables,
+        "optimizer": [] if step.optimizer is None else step.optimizer.variables,
+    }
+    known = {id(variable) for group in groups.values() for variable in group}
+    return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
+
+
 def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
     """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
     memory: dict[str, Counter[str]] = {name: Counter() for name in names}
     resources = {}
-    for what, variables in by_kind(step).items():
+    for what, variables in _by_kind(step).items():
         for variable in variables:
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += bytes_of(copy)

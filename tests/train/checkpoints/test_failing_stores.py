@@ -19,8 +19,7 @@ import mirrorkit as mk
 from mirrorkit import object_storage
 from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, FileError
-from mirrorkit.train.checkpoints import file as checkpoint_file
-from mirrorkit.train.checkpoints import restore as restoring
+from mirrorkit.train.checkpoints import file as checkpoint_file, restore as restoring
 from mirrorkit.train.checkpoints.bucket import Bucket
 from mirrorkit.train.checkpoints.folder import Folder
 

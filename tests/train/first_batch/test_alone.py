@@ -17,8 +17,7 @@ from mirrorkit.train import requirements
 from mirrorkit.train.calls import compiled
 from mirrorkit.train.first_batch import later
 from mirrorkit.train.input import epoch, resident
-from mirrorkit.train.loop import loop as loop_module
-from mirrorkit.train.loop import passes
+from mirrorkit.train.loop import loop as loop_module, passes
 from mirrorkit.train.step import global_batch, supervised
 
 L = keras.layers

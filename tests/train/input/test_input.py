@@ -23,7 +23,7 @@ def test_endless_validation_data_starts_anew(line: Any, numbers: Any) -> None:
 def _next(epoch: Any, count: int = 1) -> list[int]:
     """Take the next batches, each of one number, as a call does."""
     found = [int(epoch.read(0)[0]) for _ in range(count)]
-    epoch.advance(count)
+    epoch.position += count
     return found
 
 

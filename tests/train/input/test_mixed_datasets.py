@@ -178,7 +178,7 @@ def test_batches_that_were_looked_at_are_as_they_were(kind: str) -> None:
     data = tf.data.Dataset.from_tensor_slices(rows).batch(2)
     iterator = HostIterator(data, steps=None, size_of=lambda batch: None)
     iterator.look_at(2)
-    assert iterator.source.element_spec == data.element_spec
+    assert iterator.element_spec == data.element_spec
     for number, expected in enumerate(data):
         parts = [tf.nest.flatten(nest, expand_composites=True) for nest in (iterator.read(number), expected)]
         for one, other in zip(*parts, strict=True):

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit.errors import DataError
-from mirrorkit.train.input import input as input_module
-from mirrorkit.train.input import same_data, source
+from mirrorkit.train.input import input as input_module, same_data, source
 from mirrorkit.train.input.input import Input
 
 X = np.zeros((4, 2), np.float32)
@@ -39,7 +38,6 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(same_data, "addresses", lambda strategy: ["chief", "worker 0", "worker 1"])
         alone(*seen[0])
 
-    monkeypatch.setattr(same_data, "num_workers", lambda strategy: 3)
     return compare
 
 
@@ -133,9 +131,11 @@ def test_inputs_that_were_prepared_in_another_way_are_seen(change: Any, compare:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the `Input` of one of two workers compares: the first batch, what it says of the data, and any sample."""
     seen: list[Any] = []
-    monkeypatch.setattr(
-        source, "require_same_data", lambda _, first, steps, of, **sample: seen.append((first, of, *sample.values()))
-    )
+
+    def require(_: Any, first: Any, steps: int | None, of: str, sample: Any) -> None:
+        seen.append((first, of, *([] if sample is None else [sample])))
+
+    monkeypatch.setattr(source.Source, "require", staticmethod(require))
     monkeypatch.setattr(input_module, "num_workers", lambda strategy: 2)
     return seen
 
@@ -161,7 +161,7 @@ def test_data_that_all_workers_read_whole_are_compared_in_each_epoch(
         for calls in (together, (steps or 5) - together):
             for part in batches.parts(calls, together):
                 taken += [batches.read(0).numpy().tolist() for _ in range(part.batches)]
-            batches.advance(calls)
+            batches.position += calls
         assert taken == wanted
         of = f" in epoch {epoch} (counted from 0)" if epoch else ""
         assert [(first.numpy().tolist(), said) for first, said in compared] == [(wanted[0], of)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,28 +68,6 @@ def test_backup_and_restore_is_refused(loop: Any, model: Any, tmp_path: Path) ->
         callback_list(loop, model, [[C.BackupAndRestore(tmp_path)]])
 
 
-@pytest.mark.parametrize("kind", [lambda: C.LearningRateScheduler(float), C.ReduceLROnPlateau], ids=["each", "plateau"])
-@pytest.mark.parametrize("rate", [keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9), lambda: 0.1])
-def test_a_rate_that_cannot_be_set_is_refused(kind: Any, rate: Any, loop: Any, model: Any) -> None:
-    inner = keras.optimizers.SGD(rate)
-    for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
-        model.compile(optimizer)
-        with pytest.raises(StepError, match=r"sets the learning rate, .*learning_rate=0\.1"):
-            callback_list(loop, model, [kind()])
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
-    assert callback_list(loop, model, [kind()]).callbacks
-
-
-def test_tensorboard_without_its_package_is_refused(
-    loop: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(StepError, match="pip install tensorboard"):
-        callback_list(loop, model, [C.TensorBoard(tmp_path)])
-    assert not list(tmp_path.iterdir())
-    assert callback_list(loop, model, [C.EarlyStopping()]).callbacks
-
-
 @pytest.mark.parametrize(("given", "match"), [(C.TerminateOnNaN, "'model'"), ("csv", "'str'")])
 def test_what_is_no_callback_is_left_to_keras(given: Any, match: str, loop: Any, model: Any) -> None:
     with pytest.raises((TypeError, AttributeError), match=match):
@@ -130,7 +107,7 @@ def test_workers_must_have_the_same_callbacks_that_know_the_loop(
     given: list[str] = []
 
     def differs(strategy: Any, where: str, settings: Any) -> None:
-        given.extend(settings.values())
+        given.append(next(iter(settings.values())))
         raise ClusterError(where)
 
     monkeypatch.setattr(module, "num_workers", lambda strategy: 2)
@@ -141,7 +118,7 @@ def test_workers_must_have_the_same_callbacks_that_know_the_loop(
         (mk.checks.InSync(), "InSync every 500 steps"),
         (mk.checks.NanWatch(), "NanWatch"),
     ):
-        with pytest.raises(ClusterError, match="callbacks"):
+        with pytest.raises(ClusterError, match="fit"):
             line.fit(recipe, callbacks=[keras.callbacks.EarlyStopping("loss"), callback], verbose=0)
         assert given.pop() == name
     assert not list(tmp_path.iterdir())

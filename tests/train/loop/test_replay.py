@@ -1,4 +1,4 @@
-"""`Loop.replay`: an epoch's updates once more, with the bits of the first time, and the rows that they take."""
+"""`Replay`: an epoch's updates once more, with the bits of the first time, and the rows that they take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
+from mirrorkit.train.loop.replay import Replay
 
 STEPS = 5  # batches of `recipe` in an epoch
 
@@ -44,14 +45,14 @@ def test_updates_have_the_bits_of_the_fit(line: Any, data: Any) -> None:
     def again() -> None:
         trained, position = values_of(line), copy.deepcopy(line.position)
         set_values(line, first)
-        replay = line.replay(0, 0)
+        replay = Replay(line.running, 0, 0)
         for batch in range(STEPS):
             assert replay.batch == batch
             assert replay.update()
         assert not replay.update()
         np.testing.assert_equal(values_of(line), expected)
         assert line.position == position
-        (replicas,) = line.replay(1, 3).rows()
+        (replicas,) = Replay(line.running, 1, 3).rows()
         assert [len(rows[0]) for rows in replicas] == [6, 6]
         for parts, whole in zip(zip(*replicas, strict=True), list(data.dataset(epoch=1))[3], strict=True):
             np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -68,7 +69,7 @@ def test_an_update_takes_as_many_batches_as_it_did(make_loop: Any, recipe: Any) 
 
     def again() -> None:
         trained = values_of(loop)
-        assert [len(loop.replay(0, batch).rows()) for batch in (0, 2, 4)] == [2, 2, 1]
+        assert [len(Replay(loop.running, 0, batch).rows()) for batch in (0, 2, 4)] == [2, 2, 1]
         set_values(loop, first)
         replay, seen = loop.replay(0, 0), []
         while replay.update():

@@ -68,7 +68,7 @@ def test_a_checkpoint_of_the_training_is_restored(three: Any, numbers: Any, tmp_
     np.testing.assert_array_equal(loop.predict(_data(numbers)), trained.predict(_data(numbers)))
     other = _made(three, lambda: sequential((4,), L.Dense(3), L.BatchNormalization(), L.Dense(2)))
     before = other.step.model.get_weights()
-    with pytest.raises(CheckpointError, match=r"other shape or dtype: .*dense_\d*/kernel"):
+    with pytest.raises(CheckpointError, match=r"-.*dense/kernel float32"):
         other.restore(tmp_path)
     assert all(map(np.array_equal, other.step.model.get_weights(), before))
 
@@ -109,7 +109,7 @@ def test_what_needs_an_optimizer_is_refused_by_name(three: Any, numbers: Any) ->
     strategy, data = three, _data(numbers)
     loop = _made(strategy, metrics=["mae"])
     cure = r"without an optimizer.*To train, write Step\(model, optimizer, loss"
-    for trained in (loop.fit, loop.warm_up, loop.traced):
+    for trained in (loop.fit, loop.warm_up):
         with pytest.raises(StepError, match=cure):
             trained(data)
     rows = tuple(tf.constant(part[:4]) for part in numbers)
