@@ -58,6 +58,7 @@ def main() -> None:
         model, optimizer = make_model(), keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss=loss, metrics=["accuracy"]))
+    print(mk.checks.on_devices(loop, train))
     report = loop.fit(train, epochs=options.epochs, validation_data=test)
     print(f"{mk.strategy.describe(strategy)}: {report.summary()}")
 

@@ -117,8 +117,10 @@ def large_model() -> None:
     layout = mk.parallel.Layout({"first": 0, "second": 1}, devices="gpu:2")
     with layout, layout.strategy().scope():
         model = mk.parallel.Recompute(keras.layers.Dense(3))
+    train, _ = data()
     step = mk.train.Step(model, keras.optimizers.Adam(), loss="mse", shard_optimizer=True)
     loop = mk.train.Loop(layout.strategy(), step)
+    assert_type(mk.checks.on_devices(loop, train), mk.checks.OnDevices)
     assert_type(mk.checks.in_sync(loop.strategy, step.variables), mk.checks.SyncReport)
 
 

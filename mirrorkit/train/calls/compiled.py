@@ -111,6 +111,11 @@ class Calls:
                     yield tf.nest.pack_sequence_as(like, of_replica)
                 done += 1
 
+    def function(self, what: Pass, data: EpochIterator, steps: int) -> ConcreteFunction:
+        """Return the first function that `call` would call for the next `steps` batches; traces, runs nothing."""
+        part = None if data.steps is None else next(data.parts(steps, self._batches_of(what)))
+        return self._trace(what, data, part and part.sizes)
+
     def _batches_of(self, what: Pass) -> int:
         """Return how many batches one run takes: those of an update, or one."""
         return self._step.accumulate if what == "train" else 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasCallback, Nest, Spec
+from mirrorkit._types import ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
@@ -36,6 +36,7 @@ from mirrorkit.train.loop.fit import Fit
 from mirrorkit.train.loop.passes import Passes
 from mirrorkit.train.loop.report import Report
 from mirrorkit.train.loop.validation import Validation
+from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.requirements.data import check_class_targets
 from mirrorkit.train.requirements.model import variables_of
 from mirrorkit.train.step.custom import Custom, TrainStep
@@ -348,6 +349,15 @@ class Loop:
                     for batches, _ in testing.rehearsals():
                         calls.call("test", batches, passes.zeros("test"), 1)
         self._warm = True
+
+    @one_at_a_time
+    def traced(self, data: Data) -> ConcreteFunction:
+        """Trace the function that `fit` would call for whole batches, and do not run it; see `mk.checks.on_devices`."""
+        passes, training = self._reads(data, "train", rehearses=True)
+        assert not isinstance(passes.calls, RemoteCalls)  # under parameter servers the workers trace theirs
+        passes.step.prepare(training.element_spec)
+        batches, steps = next(training.rehearsals(passes.step.accumulate))
+        return passes.calls.function("train", batches, steps)
 
     @checks_arguments(StepError)
     @one_at_a_time

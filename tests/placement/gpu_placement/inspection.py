@@ -14,6 +14,7 @@ from gpu_placement.operations import place_of, walk
 from gpu_placement.report import CallPlacement, Placement
 from gpu_placement.tally import HOST_PLACE
 from mirrorkit import strategy as _strategy
+from mirrorkit.checks.by_device import by_kind
 from mirrorkit.data import HOST
 from mirrorkit.strategy import replica_devices
 from mirrorkit.train import EpochIterator, Input, Loop, Step
@@ -84,8 +85,7 @@ def _traced(loop: Loop, data: Any, evaluated: Any) -> Iterator[tuple[str, Any, E
         step.prepare(inputs.element_spec, what)
         names = iter([name, f"{name}, smaller batch"])
         for batches, steps in inputs.rehearsals(accumulate):
-            sizes = None if batches.steps is None else next(batches.parts(steps, accumulate)).sizes
-            yield next(names), passes.calls._trace(what, batches, sizes), batches
+            yield next(names), passes.calls.function(what, batches, steps), batches
     if step.can("predict"):
         inputs = Input(loop.strategy, evaluated, rehearses=True)
 
@@ -134,24 +134,11 @@ def _name(device: str) -> str:
     return place_of(device) or HOST_PLACE
 
 
-def _by_kind(step: Any) -> dict[str, list[Any]]:
-    """Return the variables of a step by what they are; all variables of a custom step are "other"."""
-    if not isinstance(step, Step):
-        return {"other": list(getattr(step, "variables", []))}
-    groups = {
-        "weights": step.model.trainable_variables,
-        "layer state": step.model.non_trainable_variables,
-        "optimizer": [] if step.optimizer is None else step.optimizer.variables,
-    }
-    known = {id(variable) for group in groups.values() for variable in group}
-    return {**groups, "other": [variable for variable in step.variables if id(variable) not in known]}
-
-
 def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
     """Return the bytes of a step's variables on each device, and where each variable lies, by the id of its handle."""
     memory: dict[str, Counter[str]] = {name: Counter() for name in names}
     resources = {}
-    for what, variables in _by_kind(step).items():
+    for what, variables in by_kind(step).items():
         for variable in variables:
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += bytes_of(copy)

@@ -18,13 +18,8 @@ import tensorflow as tf
 from gpu_placement import kernels
 from gpu_placement.source import line_of
 from gpu_placement.tally import HOST_PLACE, Copy, FlaggedOperation, Tally, Walk
+from mirrorkit.checks.by_device import WITHOUT_COMPUTATION
 
-# Operations that return another view of the same memory, a reference or a shape.
-WITHOUT_COMPUTATION = {
-    *("Const", "Placeholder", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Bitcast", "Shape", "ShapeN", "Rank", "Size"),
-    *("ReadVariableOp", "VarHandleOp", "AssignVariableOp", "VariableShape", "BroadcastGradientArgs", "Snapshot"),
-    *("Identity", "IdentityN", "StopGradient", "PreventGradient", "PlaceholderWithDefault", "EnsureShape"),
-}
 _FUNCTIONS = {  # the attributes that name an operation's functions
     "PartitionedCall": ("f",),
     "While": ("cond", "body"),

@@ -109,7 +109,7 @@ def test_what_needs_an_optimizer_is_refused_by_name(three: Any, numbers: Any) ->
     strategy, data = three, _data(numbers)
     loop = _made(strategy, metrics=["mae"])
     cure = r"without an optimizer.*To train, write Step\(model, optimizer, loss"
-    for trained in (loop.fit, loop.warm_up):
+    for trained in (loop.fit, loop.warm_up, loop.traced):
         with pytest.raises(StepError, match=cure):
             trained(data)
     rows = tuple(tf.constant(part[:4]) for part in numbers)
