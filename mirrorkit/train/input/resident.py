@@ -1,4 +1,4 @@
-"""An epoch of a set that lies on the devices: only row numbers travel."""
+"""An epoch of a set that lies on the devices, or on every worker of parameter servers: only row numbers travel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
-from mirrorkit.data import HOST, Resident, RowsToMake, bounds
+from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.same_rows import with_same_rows
 from mirrorkit.train.step.global_batch import some_is_empty, this_replica
+
+_LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 
 Weigh = Callable[..., Any]  # makes (x, y, sample_weight) of (x, y); hashable, since compiled functions are kept by it
 
@@ -81,8 +84,7 @@ class _ResidentBatch:
         places = self._places(rows)
         element = tf.nest.map_structure(lambda rows, kept: rows.take(kept, places), self._data.rows, own)
         made = None if replicas == 1 else rows
-        element = self._data.finish(element, epoch=self._source["epoch"], step=self._index, rows=made)
-        return with_same_rows(element if self._weigh is None else self._weigh(*element), self._index)
+        return _finished(self._data, self._weigh, element, self._source["epoch"], self._index, rows=made)
 
     def _places(self, rows: RowsToMake) -> tf.Tensor:
         """Return where these rows are in the set (int64 [B])."""
@@ -90,3 +92,45 @@ class _ResidentBatch:
             start = tf.cast(self._index, tf.int64) * self._data.global_batch_size
             numbers = tf.range(rows.made_first, rows.made_end, dtype=tf.int64)
             return tf.gather(self._source["order"], start + numbers)  # for a slice, XLA compiles each time
+
+
+class SentIterator(EpochIterator):
+    """Batches of a set of which every worker of parameter servers has a copy; each is read as its row numbers.
+
+    Attributes:
+        data: the set, and how its batches are made.
+        epoch: the number of the epoch.
+    """
+
+    element_spec = tf.TensorSpec([None], tf.int64)  # of the numbers of a batch's rows
+
+    def __init__(self, data: Batches, epoch: int, *, weigh: Weigh | None = None, **place: Any) -> None:
+        super().__init__(None, **place)
+        self.data, self.epoch, self._weigh = data, epoch, weigh
+        self.kind = (data, weigh)
+        self._order = data.order(epoch)
+
+    def read(self, number: int) -> np.ndarray | None:
+        """Return the rows that make up the batch of this number; None at the end of the data."""
+        rows = self._order[number * self.data.global_batch_size :][: self.data.global_batch_size]
+        return rows if len(rows) else None
+
+    def make(self, arrays: Nest, rows: tf.Tensor, step: tf.Tensor, epoch: tf.Tensor) -> Batch:
+        """Make the batch of these rows of the set; called on the worker."""
+        element = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
+        return _finished(self.data, self._weigh, element, epoch, step)
+
+    def arrays(self) -> tf.data.Dataset:
+        """Return a data set whose every element is the whole set in memory."""
+        return tf.data.Dataset.from_tensors(self.data.host_tensors).repeat()
+
+
+def _finished(data: Batches, weigh: Weigh | None, element: Nest, epoch: Any, step: tf.Tensor, **rows: Any) -> Batch:
+    """Make a batch of gathered examples, as the recipe says."""
+    element = data.finish(element, epoch=epoch, step=step, **rows)
+    return with_same_rows(element if weigh is None else weigh(*element), step)
+
+
+def can_be_sent(data: Batches) -> bool:
+    """Return whether the workers of parameter servers can hold this set: whether it fits into messages."""
+    return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))

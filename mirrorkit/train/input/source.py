@@ -13,7 +13,7 @@ from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Reside
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.resident import ResidentIterator
+from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
 from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, sample_of
 
 
@@ -101,7 +101,7 @@ class PreparedSource(Source):
 
 
 class BatchesSource(PreparedSource):
-    """A set in memory."""
+    """A set in memory; under parameter servers a small one is sent to every worker."""
 
     data: Batches
     samples_all = True
@@ -122,15 +122,22 @@ class BatchesSource(PreparedSource):
         """See `Source`."""
         return sample_of(self.data)
 
+    def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
+        """See `Source`."""
+        is_sent = is_parameter_server(strategy) and can_be_sent(self.data)
+        return SentIterator(self.data, epoch, **place) if is_sent else None
+
 
 class ResidentSource(BatchesSource):
-    """A set that lies on the devices, but for parameter servers, whose workers have no part in common."""
+    """A set that lies on the devices."""
 
     data: Resident
 
     def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """See `Source`."""
-        return None if is_parameter_server(strategy) else ResidentIterator(self.data, strategy, epoch, **place)
+        if is_parameter_server(strategy):
+            return super().held(strategy, epoch, **place)
+        return ResidentIterator(self.data, strategy, epoch, **place)
 
 
 class FunctionSource(Source):

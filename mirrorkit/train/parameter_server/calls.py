@@ -7,6 +7,7 @@ callbacks, checkpoints, the position in the data - therefore sees a state in whi
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from mirrorkit.train.calls.compiled import Calls, Result, Run, finite_steps
 from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.resident import SentIterator
 from mirrorkit.train.parameter_server.pieces import Columns, pieces, specs
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
@@ -42,6 +44,7 @@ class RemoteCalls(Calls):
         super().__init__(strategy, step)
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._workers = len(task_addresses(strategy, "worker"))
+        self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""
@@ -57,16 +60,17 @@ class RemoteCalls(Calls):
 
     def call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         """See `Calls`."""
-        assert isinstance(data, HostIterator)  # no other data is held
+        assert isinstance(data, (HostIterator, SentIterator))  # no other data is held
         start = time.perf_counter()
         accumulate, scheduled = self._batches_of(what), []
         at_once = max(1, steps // (accumulate * self._workers * _PIECES))
+        sent = self._sent_once(data)
         for piece, columns in pieces(data, steps, accumulate, at_once):
             shapes = specs(data, piece, columns)
             key = (what, data.kind, repr(shapes))
             if key not in self._traces:
-                self._traces[key] = self._make(what, shapes)
-            arguments = tf.constant(piece.first), columns
+                self._traces[key] = self._make(what, data, shapes)
+            arguments = (tf.constant(piece.first), columns, *sent)
             scheduled.append((piece, self._schedule(self._traces[key], arguments)))
         results = self._fetched([result for _, result in scheduled])
         taken = sum(piece.batches for piece, _ in scheduled)
@@ -103,18 +107,34 @@ class RemoteCalls(Calls):
             )
         return last_seen
 
-    def _make(self, what: Pass, shapes: list[Spec]) -> Any:
+    def _sent_once(self, data: HostIterator | SentIterator) -> tuple[Any, ...]:
+        """Return the epoch, and an iterator on each worker that gives the whole set, where there is one."""
+        if isinstance(data, HostIterator):
+            return ()
+        if data.data not in self._sent:
+            self._sent[data.data] = iter(self._coordinator.create_per_worker_dataset(data.arrays))
+        return tf.constant(data.epoch), self._sent[data.data]
+
+    def _make(self, what: Pass, data: HostIterator | SentIterator, shapes: list[Spec]) -> Any:
         """Make the function of a piece whose columns have these shapes."""
 
-        def many(first: tf.Tensor, columns: Columns) -> tuple[tf.Tensor, tf.Tensor]:
+        def many(first: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            arrays = next(sent[1]) if sent else None
+
             def batches(index: tf.Tensor, numbers: Sequence[tf.Tensor]) -> list[GlobalBatch]:
-                return [HostBatch(batch) for batch in tf.nest.map_structure(lambda column: column[index], columns)]
+                taken = tf.nest.map_structure(lambda column: column[index], columns)
+                if isinstance(data, SentIterator):
+                    taken = [data.make(arrays, *one, sent[0]) for one in zip(taken, numbers, strict=True)]
+                return [HostBatch(batch) for batch in taken]
 
             updates = tf.shape(tf.nest.flatten(columns)[0])[0]
             totals = tf.zeros([self._step.totals_size(what)], tf.float64)
             return self._repeated(what, batches, len(columns), totals, updates, first)
 
-        return tf.function(many, autograph=False, input_signature=[tf.TensorSpec([], tf.int32), shapes])
+        number, sent = tf.TensorSpec([], tf.int32), []
+        if isinstance(data, SentIterator):
+            sent = [number, tf.data.IteratorSpec(data.arrays().element_spec)]
+        return tf.function(many, autograph=False, input_signature=[number, shapes, *sent])
 
     def _run(self, what: Pass) -> Run:
         """Return what a piece repeats; a training has no clock, since other workers make steps at the same time."""

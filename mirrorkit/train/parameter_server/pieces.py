@@ -1,7 +1,8 @@
 """The batches of one call, cut into pieces that the workers of parameter servers share.
 
-The chief reads the batches and sends them. A piece names its batches, so it means the same on whichever worker it runs,
-and again on another one when that worker dies.
+The chief reads the batches and sends them; those of a set that every worker was sent are read as the numbers of their
+rows. A piece names its batches, so it means the same on whichever worker it runs, and again on another one when that
+worker dies.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import HostIterator, UpdateRun
+from mirrorkit.train.input.resident import SentIterator
 from mirrorkit.train.requirements.same_rows import require_same_rows
 
 # For each batch of an update a nest of tensors whose first dimension counts the updates: what `read` gives of them.
 Columns = list[Nest]
 
 
-def pieces(data: HostIterator, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[UpdateRun, Columns]]:
+def pieces(
+    data: HostIterator | SentIterator, steps: int, accumulate: int, at_once: int
+) -> Iterator[tuple[UpdateRun, Columns]]:
     """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
 
     An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
@@ -36,7 +40,7 @@ def pieces(data: HostIterator, steps: int, accumulate: int, at_once: int) -> Ite
             first += piece.batches
 
 
-def specs(data: HostIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:
+def specs(data: HostIterator | SentIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:
     """Return the specification of each column, for any number of updates."""
     return [
         tf.nest.map_structure(
@@ -46,7 +50,7 @@ def specs(data: HostIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:
     ]
 
 
-def _updates(data: HostIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
+def _updates(data: HostIterator | SentIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
     """Read the batches of one update after the other."""
     for done in range(data.position, data.position + steps, accumulate):
         wanted = range(done, min(done + accumulate, data.position + steps))

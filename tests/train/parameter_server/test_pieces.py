@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import mirrorkit as mk
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.resident import SentIterator
 from mirrorkit.train.parameter_server.calls import RemoteCalls
 from mirrorkit.train.parameter_server.pieces import pieces, specs
 
@@ -34,6 +37,11 @@ def _read(examples: int, *, size: int | None = 4, steps: int | None = None, **op
     return HostIterator(dataset, steps=steps, size_of=lambda batch: size, **options)
 
 
+def _sent(recipe: mk.data.Batches, epoch: int, **place: Any) -> SentIterator:
+    """Batches of a set that the workers hold."""
+    return SentIterator(recipe, epoch, size_of=lambda batch: recipe.global_batch_size, **place)
+
+
 def _batches(examples: int) -> list[list[int]]:
     return [list(range(first, min(first + 4, examples))) for first in range(0, examples, 4)]
 
@@ -45,9 +53,15 @@ def _all_of(cut: Sequence[Cut]) -> list[list[int]]:
 @pytest.mark.parametrize("at_once", [1, 5])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("examples", [4, 22])
-def test_every_batch_is_in_one_piece(examples: int, accumulate: int, at_once: int) -> None:
+@pytest.mark.parametrize("kind", ["read", "sent"])
+def test_every_batch_is_in_one_piece(kind: str, examples: int, accumulate: int, at_once: int) -> None:
     batches = _batches(examples)
-    cut = _cut(_read(examples, steps=len(batches)), len(batches), accumulate, at_once)
+    if kind == "read":
+        data: EpochIterator = _read(examples, steps=len(batches))
+    else:
+        recipe = mk.data.batches(mk.data.arrays(np.arange(examples), np.arange(examples)), global_batch_size=4)
+        data = _sent(recipe, 0, steps=len(batches))
+    cut = _cut(data, len(batches), accumulate, at_once)
     assert _all_of(cut) == batches
     position = 0
     for first, updates, sizes, held in cut:
@@ -61,6 +75,12 @@ def test_every_batch_is_in_one_piece(examples: int, accumulate: int, at_once: in
 def test_a_piece_holds_updates_of_one_shape() -> None:
     cut = _cut(_read(22, steps=6), 6, 1, 10)
     assert [(first, updates, sizes) for first, updates, sizes, _ in cut] == [(0, 5, (4,)), (5, 1, (None,))]
+
+
+def test_sent_rows_are_those_of_the_epochs_order() -> None:
+    recipe = mk.data.batches(mk.data.arrays(np.arange(9), np.arange(9)), global_batch_size=4, shuffle=True, seed=1)
+    rows = _all_of(_cut(_sent(recipe, 2, steps=3, position=1), 2, 1, 8))
+    assert rows == [y.numpy().tolist() for _, y in recipe.dataset(epoch=2, start=1)]
 
 
 def test_the_end_of_data_of_unknown_length_ends_the_call() -> None:
