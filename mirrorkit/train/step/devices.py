@@ -51,10 +51,9 @@ class OneDevice:
         """Return what sums over all replicas; None for `all_reduce`."""
         return None
 
-    def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
-        """Return in the structure of a replica's sums the device of each."""
-        device = replica_devices(self._strategy)[replica]
-        return tf.nest.map_structure(lambda _: device, facts.specs)
+    def added(self, sums: Sums, more: Sums, facts: TraceFacts) -> Sums:
+        """Add up a replica's sums of two batches; in replica context."""
+        return tf.nest.map_structure(tf.add, sums, more)
 
 
 def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> bool:

@@ -128,8 +128,17 @@ class SeveralDevices(OneDevice):
 
         return reduce
 
+    def added(self, sums: Sums, more: Sums, facts: TraceFacts) -> Sums:
+        """Add each where it lies."""
+
+        def add(one: tf.Tensor, other: tf.Tensor, device: str) -> tf.Tensor:
+            with tf.device(device):
+                return one + other
+
+        return tf.nest.map_structure(add, sums, more, self.of_sums(facts, local_replica(self._strategy)))
+
     def of_sums(self, facts: TraceFacts, replica: int) -> Sums:
-        """See `OneDevice`."""
+        """Return in the structure of a replica's sums the device of each."""
         devices = self._devices[replica]
         gradients = [devices.weights[i] for i in facts.weights]
         state = list(itertools.compress(devices.state, facts.changes))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
+from mirrorkit.strategy import is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
 from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examples, unpack_batch, with_known_shapes
@@ -29,7 +29,6 @@ from mirrorkit.train.requirements.model import (
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
-from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.assigned import run_and_combine, write_means
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.facts import Changing
@@ -56,7 +55,6 @@ class Supervised(LoopStep):
         is_synchronized: whether a layer talks to the other replicas.
         on_first: of a placed model, what lets a function compute on the devices of the first replica; else None.
         update: reduces what `sums` returned on each replica, writes the new values, and returns the totals.
-        running: with `accumulate`, the variables that add up an update's batches.
     """
 
     loss_index = LOSS
@@ -108,7 +106,6 @@ class Supervised(LoopStep):
             in_place=self._in_place,
             reduce=devices.reducing(lambda: functions.facts),
         )
-        self.running = RunningSums(strategy, lambda replica: devices.of_sums(functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
@@ -218,15 +215,15 @@ class Supervised(LoopStep):
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
-        if len(batches) > 1 and not is_parameter_server(self.strategy):
-            for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
-                self.strategy.run(lambda part=part, batch=batch: self.running.add(self.sums(batch, part), part))
-            return self.update.after(self.running.read)()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
-            parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
-            return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+            found = self.sums(batches[0], first_part, largest=largest)
+            for i, batch in enumerate(batches[1:], start=1):
+                with tf.control_dependencies(tf.nest.flatten(found)):  # their gradients are never all in memory
+                    more = self.sums(batch, first_part + i)
+                found = self.functions.devices.added(found, more, self.functions.facts)
+            return found
 
         return self.update.after(sums)()
 
