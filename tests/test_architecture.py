@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,34 +104,24 @@ USERS = [path for path in FILES if path.name != "private.py"]
 INHERITED = set().union(*DEFINED.values())
 
 
-@functools.cache
-def _told() -> dict[str, set[str]]:
-    """The names and owners that the table of private.py has for each file."""
-    told: dict[str, set[str]] = {}
-    for row in (*private.IMPROVEMENTS, *private.NEEDS):
-        for file in row.used_in.split(", "):
-            told.setdefault(file, set()).update(row.names.split(), row.owner.split(" or "))
-    return told
+ROWS = (*private.IMPROVEMENTS, *private.NEEDS)
+TOLD = {name for row in ROWS for name in (*row.names.split(), *row.owner.split(" or "))}  # names and owners
 
 
 def test_every_private_name_is_in_the_table() -> None:
     found = {(str(path.relative_to(PACKAGE)), name) for path in USERS for name in _private_names(path)}
     assert found
-    untold = {(f, name) for f, name in found if not any(told.startswith(name) for told in _told().get(f, ()))}
+    untold = {(file, name) for file, name in found if not any(told.startswith(name) for told in TOLD)}
     assert not untold, "a private name of TensorFlow or Keras that private.py does not tell of"
 
 
 def test_no_name_of_the_table_is_out_of_use() -> None:
-    rows = (*private.IMPROVEMENTS, *private.NEEDS)
-    named = {(file, name) for row in rows for file in row.used_in.split(", ") for name in row.names.split()}
-    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in USERS}
-    used = {(file, name) for file, name in named if re.search(rf"(?<![a-z]){name}", texts[file])}
-    assert {name for _, name in named} == {name for _, name in used}
-    assert {file for file, _ in named} == {file for file, _ in used}
+    texts = "".join(path.read_text() for path in USERS)
+    assert {n for row in ROWS for n in row.names.split() if not re.search(rf"(?<![a-z]){n}", texts)} == set()
 
 
 def test_each_private_name_has_a_reason_and_a_test() -> None:
-    for row in (*private.IMPROVEMENTS, *private.NEEDS):
+    for row in ROWS:
         assert row.why, row.names
         assert row.test in TESTS, f"{row.names}: there is no {row.test}"
         assert bool(row.lost) == (row in private.IMPROVEMENTS), row.names
@@ -156,7 +145,7 @@ def _reached(path: Path) -> set[str]:
     own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
     own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    known = own | NOT_PRIVATE | _told().get(str(path.relative_to(PACKAGE)), set())
+    known = own | NOT_PRIVATE | TOLD
     return {
         ast.unparse(node)
         for node in ast.walk(tree)
