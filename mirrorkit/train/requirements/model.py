@@ -46,13 +46,10 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
             )
     if not trains or model.trainable_variables:
         return
-    if isinstance(model, Models):
-        raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
     if not all(layer.built for layer in layers_of(model)):
         raise not_built(model)
     raise StepError(
-        f"The model {model.name!r} has no trainable variables. Set model.trainable = True, or give it a layer with "
-        "weights."
+        f"The model {model.name!r} has no trainable variables. Set trainable = True, or give it a layer with weights."
     )
 
 

@@ -48,7 +48,7 @@ class LossModel(Models):
             )
         super().__init__(models, "from_loss")
         self.kept = _kept(self, list(flatten(frozen)))
-        takes_training = _takes_training(loss_fn)
+        takes_training = takes(inspect.signature(loss_fn), "training")
 
         def values(batch: Batch, training: bool) -> Nest:
             return loss_fn(batch, training=training) if takes_training else loss_fn(batch)
@@ -185,29 +185,6 @@ def prediction(models: Models, predict: Callable[[Batch], Nest] | None) -> Calla
 
     def of_first(batch: Batch) -> Nest:
         check_predicts_as_keras(first)
-        try:
-            return predict_with(first, unpack_batch(batch).x)
-        except Exception as error:  # whatever a model may raise
-            raise StepError(
-                f"predict calls the first of the models, {first.name!r}, on x of the batch, which it does not take "
-                f"({type(error).__name__}). Say what to predict: Step.from_loss(..., predict=lambda batch: ...)."
-            ) from error
+        return predict_with(first, unpack_batch(batch).x)
 
     return of_first
-
-
-def _takes_training(loss_fn: LossFunction) -> bool:
-    """Return whether a function has a parameter `training`; refuse one that cannot be called with a batch alone."""
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):
-        return False
-    takes_it = takes(signature, "training")
-    try:
-        signature.bind(None, **({"training": False} if takes_it else {}))
-    except TypeError:
-        raise StepError(
-            f"loss_fn takes {signature}; a step calls it as loss_fn(batch) or loss_fn(batch, training=...). Take the "
-            "inputs and targets out of the batch in the function."
-        ) from None
-    return takes_it

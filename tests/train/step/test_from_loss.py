@@ -196,8 +196,6 @@ def test_class_weight(make: Any, x: np.ndarray) -> None:
 
 
 TAKES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "two arguments": (lambda net: net, lambda x, y: x, {}, r"loss_fn takes \(x, y\)"),
-    "a loss": (lambda net: net, keras.losses.MeanSquaredError(), {}, r"loss_fn takes \(y_true, y_pred"),
     "metrics": (lambda net: net, lambda b: b, {"metrics": ["mae"]}, "was given metrics"),
     "a variable": (lambda net: [net, keras.Variable(1.0)], lambda b: b, {}, r"found <Variable.*add_weight"),
     "no model": (lambda net: [keras.random.SeedGenerator()], lambda b: b, {}, "takes as its models"),
