@@ -27,10 +27,9 @@ from mirrorkit.train.reduce import sparse_gradient, transforms, update
 from mirrorkit.train.step import functions, options, replicated_optimizer
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.compiled_model import CompiledModel
-from mirrorkit.train.step.devices import OneDevice
+from mirrorkit.train.step.devices import OneDevice, SeveralDevices
 from mirrorkit.train.step.global_batch import HostBatch
-from mirrorkit.train.step.several_devices import SeveralDevices
+from mirrorkit.train.step.keras_compile import CompiledModel
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals import totals
 

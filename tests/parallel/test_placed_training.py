@@ -24,7 +24,7 @@ from placed_nets import (
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.step.several_devices import SeveralDevices
+from mirrorkit.train.step.devices import SeveralDevices
 from mirrorkit.variables import copies
 
 ONE_ROUNDING = 2.4e-7  # of numbers between 1 and 2

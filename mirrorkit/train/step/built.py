@@ -16,12 +16,10 @@ from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
-from mirrorkit.train.requirements.arguments import check_optimizer
 from mirrorkit.train.requirements.data import check_tensors
-from mirrorkit.train.requirements.model import check_model
+from mirrorkit.train.requirements.model import check_model, check_optimizer
 from mirrorkit.train.requirements.same_rows import require_same_rows
-from mirrorkit.train.step.compiled_model import CompiledModel
-from mirrorkit.train.step.keras_compile import without_scale
+from mirrorkit.train.step.keras_compile import CompiledModel, without_scale
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options

@@ -42,9 +42,14 @@ from mirrorkit.train.replica_code.written import (
     require_not_read_again,
     written_variables,
 )
-from mirrorkit.train.requirements.arguments import check_switches
 from mirrorkit.train.requirements.data import check_tensors
-from mirrorkit.train.requirements.model import check_layers, check_same_trainable, check_variables, trainable_of
+from mirrorkit.train.requirements.model import (
+    check_layers,
+    check_same_trainable,
+    check_switches,
+    check_variables,
+    trainable_of,
+)
 from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.clock import Clock

@@ -16,8 +16,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.reduce.transforms import Transform
-from mirrorkit.train.requirements.arguments import check_optimizer
-from mirrorkit.train.requirements.model import check_overrides, overrides_training
+from mirrorkit.train.requirements.model import check_optimizer, check_overrides, overrides_training
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.built import build_step

@@ -21,7 +21,7 @@ _OF_THE_MODEL = {
     for name in (
         *("train/keras_model/calling", "train/keras_model/keras_operations"),
         *("train/replica_code/keras_calls", "train/replica_code/pure_step"),
-        *("train/step/compiled_model", "train/step/functions", "train/totals/totals"),
+        *("train/step/keras_compile", "train/step/functions", "train/totals/totals"),
         *("optim/functional", "private"),
     )
 }
