@@ -1,4 +1,4 @@
-"""Where the variables of a replica lie: on its device, or on several (`mk.parallel.Layout`), which operations follow."""
+"""Where the variables of a replica lie: on its device, or on several (`mk.parallel.Layout`)."""
 
 from __future__ import annotations
 
