@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
-from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 
 _log = logging.getLogger("mirrorkit")
@@ -31,14 +30,7 @@ class UnpackedBatch(NamedTuple):
 
 def unpack_batch(batch: Nest) -> UnpackedBatch:
     """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart."""
-    if not isinstance(batch, (tuple, list)):
-        return UnpackedBatch(batch)
-    if len(batch) not in (1, 2, 3):
-        raise StepError(
-            f"A batch must be x, (x, y) or (x, y, sample_weight); found a tuple of {len(batch)} parts. "
-            "Put several inputs or targets into a dict."
-        )
-    return UnpackedBatch(*batch)
+    return UnpackedBatch(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
 def with_known_shapes(model: KerasModel, x: Nest) -> Nest:

@@ -125,10 +125,7 @@ def _trained(
         if isinstance(model, LossModel):
             model.compile(optimizer, jit_compile=False, auto_scale_loss=False)
             return model
-        try:
-            return CompiledModel(model, optimizer, {**options.losses, **options.metrics}, trains=options.trains)
-        except (ValueError, TypeError) as error:
-            raise StepError(f"Keras does not take these losses and metrics: {error}") from error
+        return CompiledModel(model, optimizer, {**options.losses, **options.metrics}, trains=options.trains)
 
 
 def _with_variables(

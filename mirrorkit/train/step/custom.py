@@ -176,10 +176,6 @@ class Custom(LoopStep):
         else:
             sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
             function, logs = "update", self._step.update(self.strategy, sums)
-        if not logs:
-            raise StepError(
-                f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
-            )
         wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
@@ -209,8 +205,6 @@ class Custom(LoopStep):
         """Return what the user's `test` returns, where it is one value for each example."""
         values = self._step.test(rows)
         size = tf.nest.flatten(rows)[0].shape[:1]
-        if not isinstance(values, Mapping) or not values:
-            raise StepError(f"test of {type(self._step).__name__} must return a dict of logs; found {values!r}.")
         for name, value in values.items():
             if not tf.is_tensor(value) or not value.shape.is_compatible_with(size):
                 raise StepError(

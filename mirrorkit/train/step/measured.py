@@ -93,12 +93,10 @@ class Measured:
         if faults:
             know = f"If you know that it is right, write Step(..., unchecked={tuple(faults)!r})."
             raise StepError(" ".join([*faults.values(), know]))
-        if failure is not None and y is None:
-            raise StepError(
-                "There is a loss or a metric, but the data has no targets. Let the data yield (x, y), with a target "
-                "for every output that has one."
-            ) from failure
         if failure is not None:
-            raise StepError(f"Keras cannot compute loss and metrics for this data: {told(failure)}") from failure
+            raise StepError(
+                f"Keras cannot compute loss and metrics for this data: {told(failure)} Let the data yield (x, y), with "
+                "a target for every output that has a loss or a metric."
+            ) from failure
         self.labelled = labelled(calls, y)
         return list(tape.watched_variables())
