@@ -75,9 +75,7 @@ def test_predict(make: Any, x: np.ndarray) -> None:
 
     data = _rows(Distillation().data(x))
     loop, parts = make(("mirrored", 2), Distillation())
-    with pytest.raises(
-        StepError, match=r"first of the models, 'sequential_\d', on x.*ValueError.*predict=lambda batch"
-    ):
+    with pytest.raises(ValueError, match="sequential"):
         loop.predict(data)
 
     def student_of(parts: Parts) -> Callable[[Any], Any]:
