@@ -325,12 +325,6 @@ NEEDS = (
         "the dtype of a variable of which a graph knows only the handle",
     ),
     Names(
-        "a list of variables",
-        "_self_",
-        "test_written.py",
-        "attributes of TensorFlow, not of the user, on a list or dict of variables",
-    ),
-    Names(
         "keras.Variable",
         "_initialize",
         "test_model_layout.py",

@@ -36,12 +36,7 @@ from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
-from mirrorkit.train.replica_code.written import (
-    plain_variables,
-    read_variables,
-    require_not_read_again,
-    written_variables,
-)
+from mirrorkit.train.replica_code.written import read_variables, require_known
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import (
     check_layers,
@@ -89,7 +84,6 @@ class KerasStep(LoopStep):
         self.numbers: dict[str, int] = {}  # that the tensors of a pass hold for each row
         self._compiled, self._trainable = compiled_config(model), trainable_of(model)
         self._updated: list[Variable] = []
-        self._plain: list[tf.Variable] = []  # those of TensorFlow that it writes
         self._only_read: list[tf.Variable] = []
         self._updates: dict[tuple[int, ...], TraceOnce] = {}
         self._transforms: dict[int, Transforms] = {}  # by the id of the optimizer
@@ -108,7 +102,6 @@ class KerasStep(LoopStep):
             *(variable for layer in layers_of(self.model) for variable in layer.metrics_variables),
             *metric_variables(self.model),
             *self._updated,
-            *self._plain,
             *(self._steps, self._seed, *self._logs.values()),
         ]
         return list({id(variable): variable for variable in found}.values())
@@ -166,10 +159,7 @@ class KerasStep(LoopStep):
             )
         require_repeatable(traced.graph)
         self.numbers[what] = numbers_by_row(traced.graph, tf.nest.flatten(element_spec)[0].shape[0])
-        written = written_variables(traced, self.variables, plain_variables(self.model))
-        if self.strategy.num_replicas_in_sync > 1:
-            require_not_read_again(traced, [*self._plain, *written], len(tf.nest.flatten(element_spec)))
-        self._plain += written
+        require_known(traced, self.variables)
         if what == "train":
             # An update writes all that belongs to an optimizer, but for a learning rate that is a number.
             rates = {id(optimizer.learning_rate) for optimizer, _ in found.values()}
@@ -222,7 +212,7 @@ class KerasStep(LoopStep):
             metrics = flat_logs(self.model.get_metrics_result())
             reported = metrics if metrics.keys() == returned.keys() else returned
             logs = [_vector(reported), tf.reduce_sum(_vector(returned))]
-            logged, total = scope.end(logs) if scope.may_differ(logs) else logs
+            logged, total = scope.combine(logs) if scope.may_differ(logs) else logs
         own_copy(self._logs[what], own).assign(logged)
         if what == "train":
             own_copy(self._steps, own).assign_add(1)
@@ -248,13 +238,13 @@ class KerasStep(LoopStep):
         Its seeds are variables, which a GPU would have to send to the host.
         """
         by_user = self._options.runs_keras
-        scope = ReplicaScope(share, self.variables, self._plain, self._updates, self._transforms, by_user=by_user)
+        scope = ReplicaScope(share, self.variables, self._updates, self._transforms, by_user=by_user)
         more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
         if share.replicas > 1 and ambient.draws is None:  # on one, the numbers drawn are Keras's
             more["numbers"] = lambda: [share.draw_numbers()[-1]]
         with running(self.model, scope, scope=scope, **more):
             yield scope
-            scope.end()
+            scope.combine()
 
     def _traced(self, what: Pass, element_spec: Spec, **more: Any) -> tuple[list[str], ConcreteFunction]:
         """Trace the model's step on the first replica, as if it were alone; return the names of its logs too."""
