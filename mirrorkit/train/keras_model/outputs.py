@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -11,7 +10,6 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
 from mirrorkit.train.keras_model.layer_state import layers_of
 
-_log = logging.getLogger("mirrorkit")
 INPUT_NAME = "mirrorkit_input_"  # of the operation that compares an input's shape with the model's, and its number
 
 
@@ -74,23 +72,9 @@ def in_floatx(batch: Nest) -> Nest:
     return tf.nest.map_structure(cast, batch)
 
 
-class Cast:
-    """Casts float64 in batches to `keras.config.floatx()` and says so once; not for a model that computes in it."""
-
-    def __init__(self, model: KerasModel) -> None:
-        self._is_wanted = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
-        self._told = False
-
-    def __call__(self, parts: UnpackedBatch) -> UnpackedBatch:
-        """Return the batch as the model takes it."""
-        if self._is_wanted or not any(map(is_wide, tf.nest.flatten(tuple(parts)))):
-            return parts
-        if not self._told:
-            _log.info(
-                "The data holds float64, which is cast to %s (keras.config.floatx()), as Keras's fit does. Data of "
-                "that dtype from the start takes half the memory.",
-                keras.config.floatx(),
-            )
-            self._told = True
-        cast: UnpackedBatch = in_floatx(parts)
-        return cast
+def as_computed(model: KerasModel, parts: UnpackedBatch) -> UnpackedBatch:
+    """Return a batch as the model takes it: cast, unless a layer computes in float64."""
+    if any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model)):
+        return parts
+    cast: UnpackedBatch = in_floatx(parts)
+    return cast

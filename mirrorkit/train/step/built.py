@@ -11,7 +11,7 @@ from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, has_copies
 from mirrorkit.train.keras_model import building
-from mirrorkit.train.keras_model.outputs import Cast
+from mirrorkit.train.keras_model.outputs import as_computed
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction
@@ -69,7 +69,7 @@ def build_step(
         only_for = element_spec
         try:
             parts = options.unpack(element_spec)
-            data = options.data((parts if options.runs_keras else Cast(trained)(parts)).present)
+            data = options.data((parts if options.runs_keras else as_computed(trained, parts)).present)
             found = own.found("train", data)
             if overrides(trained, "test_step"):
                 own.found("test", data)

@@ -14,7 +14,13 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
-from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examples, unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.outputs import (
+    UnpackedBatch,
+    as_computed,
+    count_examples,
+    unpack_batch,
+    with_known_shapes,
+)
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import overrides, require
@@ -87,7 +93,6 @@ class Supervised(LoopStep):
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
         self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
-        self._cast = Cast(model)
         self.checked: dict[str, object] = {}  # before which kind of pass a batch was checked
         self.averages, self.clock, devices = functions.averages, functions.clock, functions.devices
         self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
@@ -169,7 +174,8 @@ class Supervised(LoopStep):
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         parts = self.options.unpack(batch)
-        parts = parts if self.options.runs_keras else self._cast(parts)  # a model's own step gets what Keras gives it
+        if not self.options.runs_keras:  # such a step gets what Keras gives it
+            parts = as_computed(self.trained, parts)
         return parts if self.options.takes_batches else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from typing import Any
 
@@ -109,19 +108,17 @@ def batches(*arrays: np.ndarray) -> Any:
 
 
 @pytest.mark.slow
-def test_it_trains_as_float32_does(make_loop: Any, caplog: Any) -> None:
+def test_it_trains_as_float32_does(make_loop: Any) -> None:
     wide, other = (make_loop(("mirrored", 2), Plain, loss=squares, metrics=["mae"]) for _ in range(2))
     arrays = X, Y, WEIGHT
-    with caplog.at_level(logging.INFO, "mirrorkit"):
-        for what in ("fit", "evaluate", "predict"):
-            given = {"verbose": 0} if what == "fit" else {}
-            runs = ((wide, arrays), (other, (array.astype(np.float32) for array in arrays)))
-            found, wanted = (getattr(one, what)(batches(*a), **given) for one, a in runs)
-            if what == "predict":
-                np.testing.assert_array_equal(found, wanted)
-            else:
-                assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
-    assert len([record for record in caplog.records if "float64, which is cast to float32" in record.message]) == 1
+    for what in ("fit", "evaluate", "predict"):
+        given = {"verbose": 0} if what == "fit" else {}
+        runs = ((wide, arrays), (other, (array.astype(np.float32) for array in arrays)))
+        found, wanted = (getattr(one, what)(batches(*a), **given) for one, a in runs)
+        if what == "predict":
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            assert getattr(found, "history", found) == getattr(wanted, "history", wanted)
 
 
 @pytest.mark.slow
