@@ -75,8 +75,6 @@ def test_predict(make: Any, x: np.ndarray) -> None:
 
     data = _rows(Distillation().data(x))
     loop, parts = make(("mirrored", 2), Distillation())
-    with pytest.raises(ValueError, match="sequential"):
-        loop.predict(data)
 
     def student_of(parts: Parts) -> Callable[[Any], Any]:
         return lambda batch: {"logits": parts["student"](batch["image"])}
