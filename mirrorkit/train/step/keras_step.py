@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ from mirrorkit.train.replica_code.draws import require_repeatable
 from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
-from mirrorkit.train.replica_code.written import read_variables, require_known
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import (
     check_layers,
@@ -52,7 +52,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.options import Options
-from mirrorkit.variables import copies, own_copy
+from mirrorkit.variables import copies, own_copy, path
 
 
 class KerasStep(LoopStep):
@@ -285,3 +285,33 @@ class KerasStep(LoopStep):
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
     return tf.stack(values) if values else tf.zeros([0])
+
+
+_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+
+
+def require_known(traced: ConcreteFunction, known: Sequence[Variable]) -> None:
+    """Refuse a step that writes a variable which is not `known`."""
+    own = {id(copy.handle) for variable in known for copy in copies(variable)}
+    for variable in _captured(traced, read_only=False):
+        if id(variable.handle) not in own:
+            raise StepError(
+                f"Training writes the variable {path(variable)!r}, which is not part of the model: replicas would "
+                "drift apart, and no checkpoint would hold it. In place of a tf.Variable write self.add_weight(..., "
+                "trainable=False), and make a layer or generator an attribute of the model or of a layer in it."
+            )
+
+
+def read_variables(traced: ConcreteFunction, updated: Sequence[Variable]) -> list[tf.Variable]:
+    """Return the variables that a step reads and does not write, but for those that its optimizers update."""
+    of_optimizers = {id(copy.handle) for copy in itertools.chain.from_iterable(map(copies, updated))}
+    return [variable for variable in _captured(traced, read_only=True) if id(variable.handle) not in of_optimizers]
+
+
+def _captured(traced: ConcreteFunction, *, read_only: bool) -> Iterator[tf.Variable]:
+    """Yield the variables that a step uses: those that it only reads, or those that it writes."""
+    inside = {id(outer): inner for outer, inner in traced.graph.captures}
+    for variable in traced.graph.variables:
+        handle = inside.get(id(variable.handle))
+        if handle is not None and all(op.type in _READING for op in handle.consumers()) == read_only:
+            yield variable

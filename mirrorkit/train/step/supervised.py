@@ -36,12 +36,11 @@ from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.assigned import run_and_combine, write_means
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
-from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
+from mirrorkit.train.step.loop_step import LoopStep, Need, Pass, no_averages
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
