@@ -24,13 +24,12 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
             f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
             "mk.models.create(name) in the strategy's scope."
         )
-    if not getattr(model, "built", False):
-        raise not_built(model)
-    for part in model.parts if isinstance(model, Models) else []:
+    for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.layers.Layer) and not _has_weights(part):
             raise StepError(
-                f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
-                "Input, or call it once on a batch in the strategy's scope."
+                f"{part.name!r} is not built: its layers have no variables yet. A Loop builds it from the first data "
+                "that fit, evaluate, predict or warm_up is given. Before that, or without a Loop, call it once on a "
+                "batch in the strategy's scope: `with strategy.scope(): model(x)`."
             )
     check_layers(model)
     for layer in layers_of(model) if trains else []:
@@ -44,13 +43,11 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
                 'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
             )
-    if not trains or model.trainable_variables:
-        return
-    if not all(layer.built for layer in layers_of(model)):
-        raise not_built(model)
-    raise StepError(
-        f"The model {model.name!r} has no trainable variables. Set trainable = True, or give it a layer with weights."
-    )
+    if trains and not model.trainable_variables:
+        raise StepError(
+            f"The model {model.name!r} has no trainable variables. Set trainable = True, or give it a layer with "
+            "weights."
+        )
 
 
 def check_layers(model: KerasModel) -> None:
@@ -68,15 +65,6 @@ def check_layers(model: KerasModel) -> None:
                 "float8 training); sums over replicas would not be that value. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
-
-
-def not_built(model: KerasModel) -> StepError:
-    """Return the error that the variables of a model are not there yet."""
-    return StepError(
-        f"The model {model.name!r} is not built: its layers have no variables yet. A Loop builds it from the first "
-        "data that fit, evaluate, predict or warm_up is given. Before that, or without a Loop, call it on the inputs "
-        "of one batch in the strategy's scope: `with strategy.scope(): model(x)`."
-    )
 
 
 def _has_weights(layer: KerasLayer) -> bool:
