@@ -18,34 +18,38 @@ from mirrorkit.train.totals.losses import LossCall, setting_of
 
 
 class LabelledLoss(NamedTuple):
-    """A loss, and which of the targets it takes, by the place in them."""
+    """Of a loss that takes class labels: the place of its targets among all, and which classes there are."""
 
-    loss: Loss
     place: int
-    classes: int | None  # how many the model's output has
+    classes: int  # values of the model's output
+    ignored: int | None  # a label that does not count
 
 
 def labelled(calls: Sequence[LossCall], y: Nest) -> list[LabelledLoss]:
     """Return the losses that take class labels, from the calls of a trace with these targets."""
     places = {id(one): place for place, one in enumerate(tf.nest.flatten(y))}
     return [
-        LabelledLoss(call.loss, places[id(call.y)], call.y_pred.shape[-1])
+        LabelledLoss(places[id(call.y)], call.y_pred.shape[-1], setting_of(call.loss, "ignore_class"))
         for call in calls
-        if id(call.y) in places and _takes_classes(call.loss) and call.y_pred.shape.rank
+        if id(call.y) in places and _takes_classes(call.loss) and call.y_pred.shape.rank and call.y_pred.shape[-1]
     ]
 
 
 def check_labels(losses: Sequence[LabelledLoss], labels: Nest) -> None:
-    """Refuse labels of a set (arrays in memory) that a sparse loss has no class for; name the first."""
+    """Refuse labels of a set (arrays in memory) that a sparse loss has no class for; name the first.
+
+    Floats count as the whole numbers they are cut to.
+    """
     targets = tf.nest.flatten(labels)
-    for loss, number, classes in losses:
-        is_numbers = isinstance(targets[number], np.ndarray) and targets[number].dtype.kind in "biuf"
-        if is_numbers and classes is not None:
-            place = _first_other(targets[number], classes, setting_of(loss, "ignore_class"))
-            if place is not None:
-                found = targets[number][place]
-                where = f" of example {place[0]} (counted from 0, as they lie in the split)"
-                raise DataError(label_fault(found, classes, where))
+    for place, classes, ignored in losses:
+        given = targets[place]
+        is_numbers = isinstance(given, np.ndarray) and given.dtype.kind in "biuf"
+        if not is_numbers or (given.min() > -1 and given.max() < classes):  # not so with a NaN
+            continue
+        others = np.argwhere(~((given > -1) & (given < classes)) & (given != ignored))
+        if len(others):
+            where = f" of example {others[0][0]} (counted from 0, as they lie in the split)"
+            raise DataError(label_fault(given[tuple(others[0])], classes, where))
 
 
 def label_fault(value: Any, classes: int, where: str) -> str:
@@ -61,14 +65,3 @@ def _takes_classes(loss: Loss) -> bool:
     if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
         return bool(getattr(loss, "axis", -1) == -1)
     return getattr(loss, "fn", loss) is keras.losses.sparse_categorical_crossentropy
-
-
-def _first_other(labels: np.ndarray, classes: int, ignored: int | None) -> tuple[int, ...] | None:
-    """Return where the first label lies that is no class; floats count as the whole numbers they are cut to."""
-    if labels.min() > -1 and labels.max() < classes:  # not so with a NaN
-        return None
-    is_class = (labels > -1) & (labels < classes)
-    if ignored is not None:
-        is_class |= labels == ignored
-    others = np.argwhere(~is_class)
-    return tuple(int(i) for i in others[0]) if len(others) else None
