@@ -20,21 +20,17 @@ ANY_ROWS = (
 _FAILED = re.compile(re.escape(_ASSERTED) + r" (.*?)\] \[([\d ]+)\] \[(-?\d+)\]")
 
 
-def other_rows(element: Spec) -> str | None:
-    """Say which components of a batch (tensors or specs) have which numbers of rows, where known ones differ."""
-    shapes = [tf.TensorShape(getattr(leaf, "shape", None)) for leaf in tf.nest.flatten(element) if leaf is not None]
-    rows = [_known(shape) for shape in shapes]
-    if len({number for number in rows if number is not None}) < 2 and all(shape.rank != 0 for shape in shapes):
-        return None
-    return _fault(names_of(element), ["no" if shape.rank == 0 else _known(shape) or "any" for shape in shapes])
-
-
 def require_same_rows(element: Spec, batch: int | None = None) -> None:
     """Refuse a batch (tensors or specs) whose components are known to have different numbers of rows."""
-    if fault := other_rows(element):
-        if batch is None:
-            raise StepError(fault)
-        raise DataError(f"{fault} (Batch {batch}, counted from 0.)")
+    rows = [
+        _rows(tf.TensorShape(getattr(leaf, "shape", None))) for leaf in tf.nest.flatten(element) if leaf is not None
+    ]
+    if len({*rows} - {"any"}) < 2 and "no" not in rows:
+        return
+    fault = _fault(names_of(element), rows)
+    if batch is None:
+        raise StepError(fault)
+    raise DataError(f"{fault} (Batch {batch}, counted from 0.)")
 
 
 def with_same_rows(batch: Batch, number: tf.Tensor | int = -1) -> Batch:
@@ -74,8 +70,10 @@ def names_of(element: Nest) -> list[str]:
     return [f"[{key}]{name}" for key, part in parts if part is not None for name in names_of(part)]
 
 
-def _known(shape: tf.TensorShape) -> int | None:
-    return shape[0] if shape.rank else None
+def _rows(shape: tf.TensorShape) -> int | str:
+    if shape.rank == 0:
+        return "no"
+    return "any" if shape.rank is None or shape[0] is None else int(shape[0])
 
 
 def _fault(names: Sequence[str], rows: Sequence[int | str]) -> str:
