@@ -54,16 +54,11 @@ def count_examples(batch: Nest) -> tf.Tensor:
     return tf.shape(first)[0] if first.shape[0] is None else tf.constant(first.shape[0])
 
 
-def is_wide(tensor: tf.Tensor | tf.TypeSpec | None) -> bool:
-    """Whether Keras would cast it: float64 where `keras.config.floatx()` is another."""
-    return bool(getattr(tensor, "dtype", None) == tf.float64) and keras.config.floatx() != "float64"
-
-
 def in_floatx(batch: Nest) -> Nest:
     """Cast float64 tensors, or their specs, to `keras.config.floatx()`, as Keras's `fit` does with arrays."""
 
     def cast(tensor: tf.Tensor | tf.TypeSpec) -> tf.Tensor | tf.TypeSpec:
-        if not is_wide(tensor):
+        if getattr(tensor, "dtype", None) != tf.float64:
             return tensor
         if isinstance(tensor, tf.TensorSpec):
             return tf.TensorSpec(tensor.shape, keras.config.floatx())

@@ -172,15 +172,15 @@ class Custom(LoopStep):
     def train_logs(self, batch: GlobalBatch) -> Logs:
         """Train on one batch, and return what the step logs."""
         if hasattr(self._step, "train"):
-            function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
+            logs = self._step.train(self.strategy, self.strategy.run(batch.rows))
         else:
             sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
-            function, logs = "update", self._step.update(self.strategy, sums)
+            logs = self._step.update(self.strategy, sums)
         wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
-                f"{function} of {type(self._step).__name__} returned {wrong}, which are not reduced scalars. Compute "
-                "logs from the sums inside the function given to mk.train.Update, and return scalars by name."
+                f"{type(self._step).__name__} returned the logs {wrong}, which are not reduced scalars. Compute logs "
+                "from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return dict(logs)
 

@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasMetric, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, running
+from mirrorkit.train.keras_model.calling import placeholders, predict_with, read, running, value_scope
 from mirrorkit.train.keras_model.layer_state import layers_of, takes
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
@@ -150,7 +150,8 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
     specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
     with private.get("__internal__.FuncGraph")("loss_fn").as_default():
         weights, state = map(placeholders, (model.trainable_variables, model.non_trainable_variables))
-        found = call_model(model, weights, state, placeholders(specs), training=False)
+        with running(model, value_scope(model, weights, state)):
+            found = read(model(placeholders(specs), training=False))
     if "loss" not in found or not all(isinstance(name, str) for name in found):
         raise StepError(
             f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '
@@ -160,19 +161,13 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
         shape = getattr(value, "shape", None)
         if shape is not None and shape == [rows]:
             continue
-        cure = (
-            "Return the values before any mean over the batch, and of several values per example their sum or mean, "
-            "such as tf.reduce_mean(values, axis=-1)."
-        )
-        if shape is not None and shape.rank == 1 and shape[0] is None:
-            cure = (
-                "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "
-                "TensorFlow does not know how many values there are, write tf.reshape(values, tf.shape(inputs)[:1])."
-            )
         raise StepError(
             f"loss_fn returned {type(value).__name__ if shape is None else f'shape {shape}'} for {name!r} of "
             f"{rows} rows, which were tried; a step needs one value per example, shape [rows], and takes the mean over "
-            f"the global batch itself. {cure}"
+            "the global batch itself. Return the values before any mean over the batch, and of several values per "
+            "example their sum or mean, such as tf.reduce_mean(values, axis=-1). An example that does not count has "
+            "the value 0: write tf.where in place of tf.boolean_mask. Where TensorFlow does not know how many values "
+            "there are, write tf.reshape(values, tf.shape(inputs)[:1])."
         )
     return sorted(found)
 
