@@ -34,7 +34,7 @@ from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.tracing import TraceOnce, numbers_by_row
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.draws import require_repeatable
-from mirrorkit.train.replica_code.pure_step import metric_variables, no_gather
+from mirrorkit.train.replica_code.pure_step import gather_of, metric_variables
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
 from mirrorkit.train.requirements.data import check_tensors
@@ -239,7 +239,7 @@ class KerasStep(LoopStep):
         """
         by_user = self._options.runs_keras
         scope = ReplicaScope(share, self.variables, self._updates, self._transforms, by_user=by_user)
-        more |= {"totals": share.totals(), "gather": no_gather, "seeds_on_host": False}
+        more |= {"totals": share.totals(), "gather": gather_of(share.replicas), "seeds_on_host": False}
         if share.replicas > 1 and ambient.draws is None:  # on one, the numbers drawn are Keras's
             more["numbers"] = lambda: [share.draw_numbers()[-1]]
         with running(self.model, scope, scope=scope, **more):

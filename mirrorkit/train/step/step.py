@@ -18,10 +18,9 @@ from mirrorkit.strategy import class_name, has_copies, local_replica
 from mirrorkit.train.keras_model.building import build, is_built
 from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.keras_model.outputs import as_computed
-from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.pure_step import NotAFunction
+from mirrorkit.train.replica_code.pure_step import NotAFunction, gather_of
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
 from mirrorkit.train.requirements.data import check_tensors
 from mirrorkit.train.requirements.model import check_model, check_optimizer, check_overrides, overrides_training
@@ -431,7 +430,7 @@ def build_step(
     own = OwnStep(
         trained,
         strategy.num_replicas_in_sync,
-        None if options.whole_batch else _refused(shards),
+        None if options.whole_batch else gather_of(shards),
         measured,
         by_user=options.runs_keras,
         separates=options.accumulate > 1,
@@ -469,22 +468,6 @@ def build_step(
         _log.info("Step.from_loss trains %s.", ", ".join(model.trained_parts))
     shown.built = True  # Keras saves no weights of a model whose parts alone were called
     return step
-
-
-def _refused(shards: int) -> Gather:
-    """Return what `mk.train.all_gather` does where each of so many shards is computed by itself."""
-
-    def gather(rows: Nest) -> Nest:
-        if shards > 1:
-            raise StepError(
-                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where the rows "
-                "of other shards are not available. Write a step whose loss is over the whole batch: "
-                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
-                "in `compute` of a step of your own."
-            )
-        return rows
-
-    return gather
 
 
 def _trained(

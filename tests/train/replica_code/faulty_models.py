@@ -231,7 +231,7 @@ FAULTY = {
     Appends: r"train_step of {} changes the Python attributes \['losses_seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the variable '.*', which is not part of the model",
-    Gathers: r"mk\.train\.all_gather was called in a model's own train_step",
+    Gathers: r"mk\.train\.all_gather was called in a step that computes on each shard",
     InSixteenBits: "InSixteenBits takes the gradient of a loss that it did not scale",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported in a Step",
     KeepsAStateOfRows: "The layer 'rows' has stateful=True",
