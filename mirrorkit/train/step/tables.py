@@ -133,33 +133,27 @@ class TableOptimizer(ReplicatedOptimizer):
             for variable, value in zip(own, new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
 
-        def write_all(of_block: Callable[[tf.Tensor, int], tf.Tensor]) -> None:
+        def write_all(gradient_of: Callable[[tf.Tensor], tf.Tensor]) -> None:
             size, width = self._shapes[table]
             device = replica_devices(self._strategy)[local_replica(self._strategy)]
             length = max(1, min(size, (_GPU_BLOCK if "GPU" in device else _BLOCK) // (width * weight.dtype.size)))
-            whole, rest = divmod(size, length)
 
-            def block(number: tf.Tensor, rows: int) -> None:
-                first = tf.cast(number, tf.int64) * length
-                ids = first + tf.range(rows, dtype=tf.int64)
-                write(ids, read(ids), of_block(first, rows))
-
-            def one(number: tf.Tensor) -> list[tf.Tensor]:
+            def block(first: tf.Tensor) -> list[tf.Tensor]:
                 with tf.device(device):
-                    block(number, length)
-                return [number + 1]
+                    # The last block may have the last row several times: each time it is given the same values.
+                    ids = tf.minimum(first + tf.range(length, dtype=tf.int64), size - 1)
+                    write(ids, read(ids), gradient_of(ids))
+                return [first + length]
 
             with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
-                tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
-            if rest:
-                block(tf.constant(whole), rest)
+                tf.while_loop(lambda first: first < size, block, [tf.constant(0, tf.int64)])
 
         if not isinstance(gradient, RowGradient):
-            write_all(lambda first, rows: tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]]))
+            write_all(lambda ids: tf.gather(gradient, ids))
             return
         before = read(gradient.ids)
         if not self._is_by_rows[table]:  # most rows have a gradient of zero; the others are written once more
-            write_all(lambda first, rows: tf.zeros([], gradient.values.dtype))
+            write_all(lambda ids: tf.zeros([], gradient.values.dtype))
         write(gradient.ids, before, gradient.values)
 
     def _pure_of(self, table: int, rows: int) -> tuple[ByRows, TraceOnce]:
