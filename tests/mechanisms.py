@@ -141,9 +141,9 @@ MECHANISMS = (
     ),
     Mechanism(
         "a label that is no class is refused",
-        "mirrorkit/train/totals/labels.py",
-        "if labels.min() > -1 and labels.max() < classes:",
-        "if True:",
+        "mirrorkit/train/totals/losses.py",
+        "if len(others):",
+        "if False:",
         "tests/train/totals/test_labels.py",
     ),
     Mechanism(

@@ -17,7 +17,7 @@ from mirrorkit.train.keras_model.building import build, created_in, require_in_s
 from mirrorkit.train.keras_model.calling import placeholders
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.tensorflow_calls import call_inlined
+from mirrorkit.train.replica_code.replaced import call_inlined
 
 
 def step_of(model: KerasModel, what: str) -> Any:

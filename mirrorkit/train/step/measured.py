@@ -20,9 +20,7 @@ from mirrorkit.train.requirements.same_rows import told
 from mirrorkit.train.step.keras_compile import compiled_config
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, names_of_values
-from mirrorkit.train.totals.labels import LabelledLoss, labelled
-from mirrorkit.train.totals.losses import LossCall, log_names, loss_name
-from mirrorkit.train.totals.shapes import loss_faults
+from mirrorkit.train.totals.losses import LabelledLoss, LossCall, labelled, log_names, loss_faults, loss_name
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ from mirrorkit.train.step.loop_step import LoopStep, Need, Pass, no_averages
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.totals.labels import check_labels
+from mirrorkit.train.totals.losses import check_labels
 from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import own_copy, read
 

@@ -14,8 +14,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.totals.losses import LossCall
-from mirrorkit.train.totals.shapes import loss_faults
+from mirrorkit.train.totals.losses import LossCall, loss_faults
 
 L = keras.layers
 
