@@ -27,7 +27,7 @@ from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.data import require_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 

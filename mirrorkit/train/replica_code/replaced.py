@@ -1,8 +1,8 @@
 """What functions of Keras and TensorFlow do within a model's own step on a replica.
 
-Those of Keras talk to other replicas, update or take means. A replica's mean counts by its rows. So a mean over what a mask or weights leave is divided by what counts on all
-replicas, times the replica's part of the rows, in place of what counts in its own: one number for each such loss
-travels before the backward pass. It is exact whatever the shares are.
+Those of Keras talk to other replicas, update or take means. A replica's mean counts by its rows. So a mean over what a
+mask or weights leave is divided by what counts on all replicas, times the replica's part of the rows, in place of what
+counts in its own: one number for each such loss travels before the backward pass. It is exact whatever the shares are.
 
 For TensorFlow such code is one replica's, and its tf.functions are part of the trace. What it computes for a share of
 the batch is combined by the step, and by nobody else. TensorFlow's guide divides a loss by the number of replicas,

@@ -17,7 +17,7 @@ from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.data import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.clock import Clock
@@ -203,7 +203,7 @@ class Custom(LoopStep):
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""
-        values = self._step.test(rows)
+        values: Mapping[str, tf.Tensor] = self._step.test(rows)
         size = tf.nest.flatten(rows)[0].shape[:1]
         for name, value in values.items():
             if not tf.is_tensor(value) or not value.shape.is_compatible_with(size):

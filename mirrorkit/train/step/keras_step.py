@@ -37,7 +37,7 @@ from mirrorkit.train.replica_code.pure_step import gather_of, metric_variables
 from mirrorkit.train.replica_code.replaced import require_repeatable
 from mirrorkit.train.replica_code.scope import ReplicaScope, Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
-from mirrorkit.train.requirements.data import check_tensors
+from mirrorkit.train.requirements.data import check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import (
     check_layers,
     check_same_trainable,
@@ -45,7 +45,6 @@ from mirrorkit.train.requirements.model import (
     check_variables,
     trainable_of,
 )
-from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch

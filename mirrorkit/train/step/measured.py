@@ -16,7 +16,7 @@ from mirrorkit.train.keras_model.calling import placeholders, read
 from mirrorkit.train.keras_model.layer_state import training_argument
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.replica_code.step_function import build_as_it_trains
-from mirrorkit.train.requirements.same_rows import told
+from mirrorkit.train.requirements.data import told
 from mirrorkit.train.step.keras_compile import compiled_config
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, names_of_values

@@ -22,9 +22,8 @@ from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, gather_of
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
-from mirrorkit.train.requirements.data import check_tensors
+from mirrorkit.train.requirements.data import check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import check_model, check_optimizer, check_overrides, overrides_training
-from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.global_batch import OwnRows
 from mirrorkit.train.step.keras_compile import (

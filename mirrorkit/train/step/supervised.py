@@ -24,7 +24,7 @@ from mirrorkit.train.keras_model.outputs import (
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import overrides, require
-from mirrorkit.train.requirements.data import check_batched, check_tensors
+from mirrorkit.train.requirements.data import check_batched, check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import (
     check_predicts_as_keras,
     check_still_trainable,
@@ -32,7 +32,6 @@ from mirrorkit.train.requirements.model import (
     require_tpu_precision,
     trainable_of,
 )
-from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.assigned import run_and_combine, write_means
