@@ -2,8 +2,8 @@
 
 There are two kinds. Without an *improvement* training has the same results and takes longer, or says less: where the
 installed versions no longer have the name, it is left off with one warning. Without a *need* results would differ, or
-nothing would run: `Step` raises a `BackendError` that names it. What only other packages than `train` and `optim` need
-is refused where it is used. `tests/test_architecture.py` compares the table with the code.
+nothing would run: `Step` raises a `BackendError` that names it. `tests/test_architecture.py` compares the table with
+the code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Names(NamedTuple):
 
     owner: str
     names: str
-    used_in: str  # files of mirrorkit
-    test: str  # fails when the names mean something else
     why: str
     lost: str = ""  # without an improvement
 
@@ -40,56 +38,42 @@ IMPROVEMENTS = (
     Names(
         "keras.src.backend.tensorflow.numpy or keras.src.backend.tensorflow.ops.numpy",
         "signbit argmax take",
-        "train/keras_model/keras_operations.py",
-        "test_private_names.py",
         "they compute with int32, which TensorFlow keeps in the host's memory; `take` reads all of a table",
         "steps with Embedding or an accuracy wait for the GPU, and large tables are slow",
     ),
     Names(
         "keras.src.backend.tensorflow.image or keras.src.backend.tensorflow.ops.image",
         "affine_transform",
-        "train/keras_model/keras_operations.py",
-        "test_private_names.py",
         "it copies a number from a GPU to the host",
         "steps with random rotations and the like wait for the GPU",
     ),
     Names(
         "keras.src.backend.tensorflow.nn or keras.src.backend.tensorflow.ops.nn",
         "_compute_moments_sync",
-        "train/keras_model/keras_operations.py",
-        "test_private_names.py",
         "it sends three messages, and its gradient more",
         "synchronized BatchNormalization sends several messages for each layer in place of one",
     ),
     Names(
         "tensorflow.python.framework.config",
         "is_op_determinism_enabled",
-        "train/reduce/xla.py",
-        "test_xla_by_default.py",
         "whether operations are deterministic, which XLA's are not",
         'jit_compile="auto" leaves XLA off',
     ),
     Names(
         "tensorflow.python.ops.gen_stateless_random_ops_v2",
         "stateless_random_get_key_counter stateless_random_normal_v2 stateless_random_uniform_v2",
-        "train/reduce/xla_draws.py",
-        "test_xla_draws.py",
         "every random float is drawn there: under XLA too, they are to be TensorFlow's",
         'XLA draws other random numbers, and jit_compile="auto" leaves it off where a step draws some',
     ),
     Names(
         "tensorflow.python.ops.random_ops_util",
         "get_key_counter_alg",
-        "train/reduce/xla_draws.py",
-        "test_xla_draws.py",
         "the key that TensorFlow makes of a seed; XLA makes another of a seed that is negative or has 64 bits",
         "the same",
     ),
     Names(
         "keras.metrics.MeanSquaredError.__init__",
         "_direction",
-        "train/totals/totals.py",
-        "test_private_names.py",
         "whether a metric is to rise or to fall",
         "a callback that monitors a metric needs its mode",
     ),
@@ -97,8 +81,6 @@ IMPROVEMENTS = (
         "the build of an optimizer",
         "momentums _accumulated_delta_vars _accumulated_grads _accumulators _average_gradients _m _momentums _u"
         " _velocities _velocity_hats",
-        "optim/slots.py",
-        "test_packed.py",
         "the slots of each weight",
         "small weights are updated one by one, tables as a whole, and shard_optimizer is refused",
     ),
@@ -106,24 +88,18 @@ IMPROVEMENTS = (
         "the callbacks of Keras",
         "_batches_seen_since_last_saving _current_epoch _ema_weights_in_model _global_test_batch _global_train_batch"
         " _last_batch_seen _total_batches_seen",
-        "train/checkpoints/callback_states.py",
-        "test_callback_states.py",
         "what a checkpoint has to hold of them",
         "a resumed run may save at other steps, lose count of what TensorBoard shows, or swap in the wrong weights",
     ),
     Names(
         "a strategy with parameter servers",
         "_allow_run_without_coordinator",
-        "strategy/parameter_server.py",
-        "test_in_process.py",
         "trace a custom step in the chief to learn its logs",
         "TensorFlow warns of it at length",
     ),
     Names(
         "tensorflow.python.util._pywrap_util_port",
         "IsMklEnabled",
-        "devices/onednn.py",
-        "test_verification.py",
         "whether TensorFlow uses oneDNN",
         "nothing says that oneDNN is off",
     ),
@@ -133,288 +109,187 @@ NEEDS = (
     Names(
         "model",
         "_flatten_layers _loss_ids",
-        "train/keras_model/layer_state.py, train/keras_model/calling.py",
-        "test_private_names.py",
         "layers inside layers, where the public `layers` stops at the model's own; and which losses a layer has added",
     ),
     Names(
         "compiled",
         "_compile_config",
-        "train/step/keras_compile.py",
-        "test_private_names.py",
         "what `compile` was given; the public get_compile_config has copies, of registered functions and classes only",
     ),
     Names(
         "keras.src.backend.common.masking",
         "get_keras_mask set_keras_mask",
-        "train/totals/losses.py, train/first_batch/functions.py, parallel/recompute.py",
-        "test_private_names.py",
         "masks of outputs in a loss, and of a block's inputs",
     ),
     Names(
         "keras.src.backend.tensorflow.optimizer",
         "TFOptimizer",
-        "optim/functional.py",
-        "test_functional.py",
         "what Keras adds to an optimizer for tf.distribute, which is undone: an optimizer as a pure function",
     ),
     Names(
         "keras.src.optimizers.base_optimizer",
         "BaseOptimizer",
-        "optim/functional.py",
-        "test_functional.py",
         "the arithmetic of an optimizer without tf.distribute",
     ),
     Names(
         "keras.optimizers.Optimizer",
         "apply scale_loss _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key"
         " _overwrite_model_variables_with_average_value",
-        "optim/functional.py, optim/other_weights.py, train/replica_code/keras_calls.py",
-        "test_functional.py",
         "an optimizer as a pure function, and one that averages gradients in a model's own train_step",
     ),
     Names(
         "optimizer",
         "_learning_rate _trainable_variables",
-        "optim/functional.py, optim/other_weights.py",
-        "test_functional.py",
         "its schedule, and the weights that it was built for",
     ),
     Names(
         "optimizer.iterations",
         "_value _shape _ndim _path _name",
-        "optim/functional.py, optim/other_weights.py",
-        "test_by_rows.py",
         "Keras variables that stand for weights of other shapes",
     ),
     Names(
         "a built optimizer",
         "_exclude_from_weight_decay_cache _is_excluded_from_weight_decay _model_variables_moving_average"
         " _weight_decay_by_var_key",
-        "optim/functional.py, optim/other_weights.py",
-        "test_by_rows.py",
         "which weights decay, and averages of the weights",
     ),
     Names(
         "keras.optimizers.LossScaleOptimizer",
         "apply scale_loss",
-        "train/replica_code/keras_calls.py",
-        "test_keras_calls.py",
         "gradients are averaged there in a model's own train_step, and its loss is scaled",
     ),
     Names(
         "a tape",
         "_watch_accessed_variables",
-        "train/replica_code/keras_calls.py",
-        "test_one_update.py",
         "a tape that watches no variables by itself",
     ),
     Names(
         "tensorflow.GradientTape",
         "__enter__ gradient",
-        "train/replica_code/keras_calls.py",
-        "test_one_update.py",
         "gradients by weights that are values in a step",
     ),
     Names(
         "keras.metrics.Mean",
         "update_state",
-        "train/replica_code/keras_calls.py",
-        "test_keras_calls.py",
         "a mean of one number counts as the rows of its replica",
     ),
     Names(
         "keras.Variable",
-        "assign_add",
-        "train/replica_code/keras_calls.py",
-        "test_own_train_step.py",
-        "a replica adds to its part of a metric's sum",
+        "assign_add _initialize",
+        "a replica adds to its part of a metric's sum; the variable that Keras is about to create",
     ),
     Names(
         "keras.src.losses.loss",
-        "scale_loss_for_distribution unscale_loss_for_distribution",
-        "train/replica_code/keras_calls.py",
-        "test_keras_calls.py",
-        "Keras divides a loss by the number of replicas there",
-    ),
-    Names(
-        "keras.src.losses.loss",
-        "apply_mask reduce_values",
-        "train/replica_code/keras_calls.py",
-        "test_one_update.py",
-        "Keras divides there by what a mask or weights leave, in a replica's own rows",
+        "scale_loss_for_distribution unscale_loss_for_distribution apply_mask reduce_values",
+        "Keras divides there by the number of replicas, and by what a mask or weights leave in a replica's own rows",
     ),
     Names(
         "keras.losses.Loss",
         "__call__",
-        "train/totals/losses.py",
-        "test_shapes.py",
         "which losses are called with which shapes, before the first step",
     ),
     Names(
         "keras.src.random.seed_generator",
         "global_seed_generator",
-        "train/replica_code/draws.py",
-        "test_private_names.py",
         "the generator of draws without a seed",
     ),
     Names(
         "keras.random.SeedGenerator",
         "next",
-        "train/keras_model/seeds.py",
-        "test_seeds.py",
         "each replica draws its own numbers",
     ),
     Names(
         "tensorflow.random",
         "normal uniform truncated_normal shuffle stateless_normal stateless_uniform stateless_truncated_normal",
-        "train/replica_code/draws.py, train/keras_model/row_draws.py",
-        "test_own_train_step.py",
         "draws of a replica, and of a row",
     ),
     Names(
         "tensorflow.nn",
-        "dropout",
-        "train/replica_code/draws.py",
-        "test_own_train_step.py",
-        "draws of a replica",
+        "dropout compute_average_loss",
+        "draws of a replica; a loss that is divided by the rows of the global batch, where shares are averaged",
     ),
     Names(
         "tensorflow.compat.v2.summary",
         "write",
-        "train/replica_code/tensorflow_calls.py",
-        "test_one_replica.py",
         "tell that a step writes no summaries: `tf.summary.scalar` and its like call that of tf.compat.v2",
-    ),
-    Names(
-        "tensorflow.nn",
-        "compute_average_loss",
-        "train/replica_code/keras_calls.py",
-        "test_one_replica.py",
-        "a loss that is divided by the rows of the global batch, where shares are averaged",
     ),
     Names(
         "tensorflow.python.distribute.distribute_lib.StrategyBase",
         "num_replicas_in_sync",
-        "train/replica_code/tensorflow_calls.py",
-        "test_one_replica.py",
         "how many replicas a user's code divides by, which is averaged over the rows",
     ),
     Names(
         "tensorflow.python.distribute.distribute_lib.ReplicaContext",
         "all_reduce all_gather",
-        "train/replica_code/tensorflow_calls.py",
-        "test_one_replica.py",
         "refuse what user code would reduce a second time",
     ),
     Names(
         "tensorflow.nn.experimental",
         "stateless_dropout",
-        "train/keras_model/row_draws.py",
-        "test_layers_of_keras.py",
         "draws of a row",
     ),
     Names(
         "keras.StatelessScope",
         "get_current_value",
-        "train/keras_model/custom_gradients.py",
-        "test_custom_gradients.py",
         "weights that a custom-gradient function reads, which are values in a step",
     ),
     Names(
         "keras.src.backend.common.stateless_scope",
         "get_stateless_scope",
-        "train/keras_model/custom_gradients.py, train/replica_code/keras_calls.py",
-        "test_custom_gradients.py",
         "the same",
     ),
     Names(
         "tensorflow.python.ops.custom_gradient",
         "_graph_mode_decorator _eager_mode_decorator",
-        "train/keras_model/custom_gradients.py",
-        "test_custom_gradients.py",
         "the same: each custom-gradient function is called there",
     ),
     Names(
         "tensorflow.python.eager.record",
         "VariableWatcher",
-        "train/keras_model/custom_gradients.py",
-        "test_custom_gradients.py",
         "the same: which tf.Variables such a function reads",
     ),
     Names(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function",
         "__call__",
-        "train/replica_code/tensorflow_calls.py, timing/rehearsal.py",
-        "test_inlining.py",
         "tf.functions become part of the function that is traced around them",
     ),
     Names(
         "tensorflow.__internal__",
         "FuncGraph",
-        "train/replica_code/step_function.py",
-        "test_own_train_step.py",
         "a graph in which layers create their variables",
     ),
     Names(
         "keras.callbacks.EarlyStopping",
         "_set_monitor_op",
-        "train/loop/callbacks.py",
-        "test_callback_list.py",
         "the sign of `min_delta`, which Keras flips once",
     ),
     Names(
         "tensorflow.python.framework.ops.EagerTensor",
         "_handle_data",
-        "variables.py",
-        "test_rehearsal.py",
         "the dtype of a variable of which a graph knows only the handle",
-    ),
-    Names(
-        "a list of variables",
-        "_self_",
-        "train/replica_code/written.py",
-        "test_written.py",
-        "attributes of TensorFlow, not of the user, on a list or dict of variables",
-    ),
-    Names(
-        "keras.Variable",
-        "_initialize",
-        "parallel/keras_internals.py",
-        "test_model_layout.py",
-        "the variable that Keras is about to create",
     ),
     Names(
         "keras.src.backend.common.global_state",
         "get_global_attribute set_global_attribute",
-        "parallel/keras_internals.py",
-        "test_balance.py",
         "variables that are never given values",
     ),
     Names(
         "keras.layers.BatchNormalization",
         "call",
-        "train/keras_model/keras_operations.py",
-        "test_synchronized.py",
         "refuse masked inputs, whose statistics Keras does not synchronize",
     ),
     Names(
         "keras.Operation",
         "__call__",
-        "recording.py",
-        "test_non_finite.py",
         "the inputs and outputs of each layer",
     ),
     Names(
         "strategy",
         "_cluster_resolver",
-        "strategy/workers.py",
-        "test_workers.py",
         "the tasks of parameter servers; the public property is None there",
     ),
 )
 
-_AT_STEP = ("train/", "optim/", "variables.py")
 # By the last part of the owner's name, and the name: "numpy.take".
 _ROWS = {f"{row.owner.split('.')[-1]}.{name}": row for row in (*IMPROVEMENTS, *NEEDS) for name in row.names.split()}
 
@@ -428,8 +303,7 @@ def check(**objects: object) -> None:
         BackendError: a need is missing.
     """
     for key, row in _ROWS.items():
-        of_training = row.owner.startswith(("keras.", "tensorflow.")) and row.used_in.startswith(_AT_STEP)
-        if (of_training or row.owner.split(".")[0] in objects) and _place(key, objects) is None:
+        if row.owner.split(".")[0] in {"keras", "tensorflow", *objects} and _place(key, objects) is None:
             tell_missing(key)
 
 

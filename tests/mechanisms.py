@@ -99,9 +99,9 @@ MECHANISMS = (
     ),
     Mechanism(
         "the parts of an update are added up",
-        "mirrorkit/train/step/accumulation.py",
-        "variable.assign if part == 0 else variable.assign_add",
-        "variable.assign",
+        "mirrorkit/train/step/devices.py",
+        "tf.nest.map_structure(tf.add, sums, more)",
+        "more",
         "tests/train/step/test_global_batch.py",
     ),
     Mechanism(
@@ -141,9 +141,9 @@ MECHANISMS = (
     ),
     Mechanism(
         "a label that is no class is refused",
-        "mirrorkit/train/totals/labels.py",
-        "if labels.min() > -1 and labels.max() < classes:",
-        "if True:",
+        "mirrorkit/train/totals/losses.py",
+        "if len(others):",
+        "if False:",
         "tests/train/totals/test_labels.py",
     ),
     Mechanism(

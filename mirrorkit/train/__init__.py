@@ -30,7 +30,6 @@ from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce as TraceOnce
 from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.reduce.update import Update
-from mirrorkit.train.replica_code import keras_calls as keras_calls  # for what it replaces
 from mirrorkit.train.requirements.model import check_variables as check_variables, variables_of as variables_of
 from mirrorkit.train.step.custom import TrainStep
 from mirrorkit.train.step.global_batch import OwnRows as OwnRows

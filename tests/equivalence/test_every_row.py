@@ -25,12 +25,11 @@ from mirrorkit.train.keras_model import layer_state
 from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.reduce import sparse_gradient, transforms, update
 from mirrorkit.train.step import functions, options, replicated_optimizer
-from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.compiled_model import CompiledModel
+from mirrorkit.train.step.devices import OneDevice, SeveralDevices
 from mirrorkit.train.step.global_batch import HostBatch
-from mirrorkit.train.step.several_devices import SeveralDevices
+from mirrorkit.train.step.keras_compile import CompiledModel
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.train.totals import totals
 
@@ -194,9 +193,9 @@ _OFF = [
     _Off("clip_value after the reduction", ("clip_value",), _clipped_before("clip_value")),
     _Off("the state of a transform", ("transforms",), _replaced(transforms.Transforms, "__call__", _forgetting)),
     _Off(
-        "running sums",
+        "the parts of an update are added up",
         ("accumulate",),
-        _replaced(RunningSums, "add", lambda add: lambda sums, values, part: add(sums, values, 0)),
+        _replaced(OneDevice, "added", lambda _: lambda devices, sums, more, facts: more),
     ),
     _Off(
         "averages",

@@ -18,7 +18,7 @@ from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce import xla
 from mirrorkit.train.reduce.reduction import all_reduce
-from mirrorkit.train.requirements.same_rows import with_same_rows
+from mirrorkit.train.requirements.data import with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import INPUT_NAME
-from mirrorkit.train.requirements.same_rows import ANY_ROWS, asserted_rows
-from mirrorkit.train.totals.labels import label_fault
+from mirrorkit.train.requirements.data import ANY_ROWS, asserted_rows
+from mirrorkit.train.totals.losses import label_fault
 
 # TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
 _TRACEBACK = "\nTraceback (most recent call last):\n"

@@ -14,7 +14,7 @@ from mirrorkit.errors import ClusterError, MirrorkitError, StepError
 from mirrorkit.strategy import ENDED_BY_OTHERS, is_parameter_server, name_lost_workers, task_addresses
 from mirrorkit.train.calls.data_errors import explain
 from mirrorkit.train.input.epoch import COMPONENT, EpochIterator, other_size
-from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
+from mirrorkit.train.requirements.data import ANY_ROWS, told
 
 _NO_BATCH = "The data gave no batch. Check its path, filters and drop_remainder."
 

@@ -31,8 +31,7 @@ from mirrorkit.train.first_batch.running import PureRuns, predicted
 from mirrorkit.train.first_batch.same_results import require_same_results, rows_of_chief
 from mirrorkit.train.first_batch.sampled_rows import FEW, is_telling, rows_to_see, size_of, spread, take
 from mirrorkit.train.reduce.tracing import numbers_by_row, outside_replica
-from mirrorkit.train.requirements.data import check_batched, check_tensors
-from mirrorkit.train.requirements.same_rows import ANY_ROWS, told
+from mirrorkit.train.requirements.data import ANY_ROWS, check_batched, check_tensors, told
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf
 from mirrorkit.train.step.supervised import Supervised

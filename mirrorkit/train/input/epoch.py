@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, bounds, own_rows, untuned
 from mirrorkit.errors import StepError
-from mirrorkit.train.requirements.same_rows import names_of, with_same_rows
+from mirrorkit.train.requirements.data import names_of, with_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
 
 COMPONENT = "mirrorkit_component_"  # with a number: names the operation that checks the rows of this component

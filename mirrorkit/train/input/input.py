@@ -21,8 +21,7 @@ from mirrorkit.train.input.class_weight import ClassWeights
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.input.source import source_of
-from mirrorkit.train.requirements.data import require_static_batches
-from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.data import require_same_rows, require_static_batches
 
 _log = logging.getLogger("mirrorkit")
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, Nest
 from mirrorkit.data import HOST, Batches, Resident, RowsToMake, bounds
 from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.requirements.same_rows import with_same_rows
+from mirrorkit.train.requirements.data import with_same_rows
 from mirrorkit.train.step.global_batch import some_is_empty, this_replica
 
 _LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks

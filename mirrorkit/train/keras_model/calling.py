@@ -8,7 +8,6 @@ Keras's `fit` does not.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
-from mirrorkit.train.reduce.tracing import foreign_state
 from mirrorkit.variables import ValueScope
 
 
@@ -64,22 +62,6 @@ def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:
 
 def _is_value(value: object) -> bool:
     return tf.is_tensor(value) and not isinstance(value, tf.Variable)
-
-
-def call_model(
-    model: KerasModel, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], x: Nest, *, training: bool
-) -> Nest:
-    """Call a model with these values of its trainable (`weights`) and non-trainable variables (`state`).
-
-    What the model assigns is dropped; a variable that is not its own is refused.
-    """
-    scope = value_scope(model, weights, state)
-    with running(model, scope):
-        outputs = read(model(x, **training_argument(model, training)))
-    metrics = itertools.chain(*(layer.metrics_variables for layer in layers_of(model)))
-    if foreign := scope.assigned_but([*model.variables, *metrics]):
-        raise foreign_state([f"the Keras variable {path!r}, which a call assigns" for path in foreign])
-    return outputs
 
 
 def adding_layer(model: KerasModel, loss: tf.Tensor) -> Any:

@@ -38,13 +38,6 @@ class Models(keras.Model):  # type: ignore[name-defined, misc]
             "model that it needs."
         )
 
-    def predict(self, *args: object, **options: object) -> Nest:
-        """Refuse: it is not known which of the models is meant."""
-        raise StepError(
-            f"predict was called on the container of the models of a step, {self._names}. Pass a callback the model "
-            "that it needs, or call loop.predict(data)."
-        )
-
     def refusal(self, what: str) -> StepError:
         """Return the error that something holds one model, and this is several."""
         return StepError(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest
-from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 
-_log = logging.getLogger("mirrorkit")
 INPUT_NAME = "mirrorkit_input_"  # of the operation that compares an input's shape with the model's, and its number
 
 
@@ -31,14 +28,7 @@ class UnpackedBatch(NamedTuple):
 
 def unpack_batch(batch: Nest) -> UnpackedBatch:
     """Take `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)` apart."""
-    if not isinstance(batch, (tuple, list)):
-        return UnpackedBatch(batch)
-    if len(batch) not in (1, 2, 3):
-        raise StepError(
-            f"A batch must be x, (x, y) or (x, y, sample_weight); found a tuple of {len(batch)} parts. "
-            "Put several inputs or targets into a dict."
-        )
-    return UnpackedBatch(*batch)
+    return UnpackedBatch(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
 def with_known_shapes(model: KerasModel, x: Nest) -> Nest:
@@ -64,16 +54,11 @@ def count_examples(batch: Nest) -> tf.Tensor:
     return tf.shape(first)[0] if first.shape[0] is None else tf.constant(first.shape[0])
 
 
-def is_wide(tensor: tf.Tensor | tf.TypeSpec | None) -> bool:
-    """Whether Keras would cast it: float64 where `keras.config.floatx()` is another."""
-    return bool(getattr(tensor, "dtype", None) == tf.float64) and keras.config.floatx() != "float64"
-
-
 def in_floatx(batch: Nest) -> Nest:
     """Cast float64 tensors, or their specs, to `keras.config.floatx()`, as Keras's `fit` does with arrays."""
 
     def cast(tensor: tf.Tensor | tf.TypeSpec) -> tf.Tensor | tf.TypeSpec:
-        if not is_wide(tensor):
+        if getattr(tensor, "dtype", None) != tf.float64:
             return tensor
         if isinstance(tensor, tf.TensorSpec):
             return tf.TensorSpec(tensor.shape, keras.config.floatx())
@@ -82,23 +67,9 @@ def in_floatx(batch: Nest) -> Nest:
     return tf.nest.map_structure(cast, batch)
 
 
-class Cast:
-    """Casts float64 in batches to `keras.config.floatx()` and says so once; not for a model that computes in it."""
-
-    def __init__(self, model: KerasModel) -> None:
-        self._is_wanted = any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model))
-        self._told = False
-
-    def __call__(self, parts: UnpackedBatch) -> UnpackedBatch:
-        """Return the batch as the model takes it."""
-        if self._is_wanted or not any(map(is_wide, tf.nest.flatten(tuple(parts)))):
-            return parts
-        if not self._told:
-            _log.info(
-                "The data holds float64, which is cast to %s (keras.config.floatx()), as Keras's fit does. Data of "
-                "that dtype from the start takes half the memory.",
-                keras.config.floatx(),
-            )
-            self._told = True
-        cast: UnpackedBatch = in_floatx(parts)
-        return cast
+def as_computed(model: KerasModel, parts: UnpackedBatch) -> UnpackedBatch:
+    """Return a batch as the model takes it: cast, unless a layer computes in float64."""
+    if any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model)):
+        return parts
+    cast: UnpackedBatch = in_floatx(parts)
+    return cast

@@ -2,10 +2,15 @@
 
 A call schedules its pieces, waits for all of them, and adds up what they return. What lies outside of a call - logs,
 callbacks, checkpoints, the position in the data - therefore sees a state in which no worker is at work.
+
+The chief reads the batches and sends them; those of a set that every worker was sent are read as the numbers of their
+rows. A piece names its batches, so it means the same on whichever worker it runs, and again on another one when that
+worker dies.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +20,14 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.cluster import unreachable, with_addresses
-from mirrorkit.errors import ClusterError
+from mirrorkit.errors import ClusterError, StepError
 from mirrorkit.strategy import task_addresses
 from mirrorkit.train.calls.compiled import Calls, Result, Run, finite_steps
 from mirrorkit.train.calls.errors import explained, require_servers
 from mirrorkit.train.calls.length import CallLength
-from mirrorkit.train.input.epoch import EpochIterator, HostIterator
+from mirrorkit.train.input.epoch import EpochIterator, HostIterator, UpdateRun
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.parameter_server.pieces import Columns, pieces, specs
+from mirrorkit.train.requirements.data import require_same_rows
 from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
@@ -163,3 +168,53 @@ class RemoteCallLength(CallLength):
             wanted = round(_CALL_SECONDS * steps / max(seconds, 1e-6))
             largest = 4 * self._steps if self._calls > 2 else _PIECES * self._least
             self._steps = max(self._least, min(wanted, largest))
+
+
+# For each batch of an update a nest of tensors whose first dimension counts the updates: what `read` gives of them.
+Columns = list[Nest]
+
+
+def pieces(
+    data: HostIterator | SentIterator, steps: int, accumulate: int, at_once: int
+) -> Iterator[tuple[UpdateRun, Columns]]:
+    """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
+
+    An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
+    """
+    first = data.position
+    updates = _updates(data, steps, accumulate)
+    for _, alike in itertools.groupby(updates, lambda update: [tensor.shape for tensor in tf.nest.flatten(update)]):
+        while rows := list(itertools.islice(alike, at_once)):
+            columns = [tf.nest.map_structure(lambda *v: tf.stack(v), *column) for column in zip(*rows, strict=True)]
+            found = [tf.nest.flatten(batch)[0].shape[0] for batch in rows[0]]
+            piece = UpdateRun(first, len(rows), tuple(size if size == data.size_of(0) else None for size in found))
+            yield piece, columns
+            first += piece.batches
+
+
+def specs(data: HostIterator | SentIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:
+    """Return the specification of each column, for any number of updates."""
+    return [
+        tf.nest.map_structure(
+            lambda v, s, size=size: tf.TensorSpec([None, size, *s.shape[1:]], v.dtype), column, data.element_spec
+        )
+        for column, size in zip(columns, piece.sizes, strict=True)
+    ]
+
+
+def _updates(data: HostIterator | SentIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
+    """Read the batches of one update after the other."""
+    for done in range(data.position, data.position + steps, accumulate):
+        wanted = range(done, min(done + accumulate, data.position + steps))
+        update = list(itertools.takewhile(lambda batch: batch is not None, map(data.read, wanted)))
+        for number, batch in zip(wanted, update, strict=False):
+            require_same_rows(batch, number)
+        if len(update) < len(wanted) and data.steps is not None:
+            raise StepError(
+                f"The data claims to hold {data.steps} batches, but ended after {done + len(update)}. Fix its "
+                "cardinality (tf.data.experimental.assert_cardinality)."
+            )
+        if update:
+            yield update
+        if len(update) < len(wanted):
+            return

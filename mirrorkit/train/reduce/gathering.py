@@ -49,13 +49,6 @@ def all_gather(rows: Nest) -> Nest:
         StepError: a `mk.train.Step` that would not see other replicas' rows calls it; or a tensor has no rows, or a
             dtype that cannot be gathered.
     """
-    for value in tf.nest.flatten(rows):
-        of_several = isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
-        if of_several and tf.distribute.in_cross_replica_context():
-            raise StepError(
-                "mk.train.all_gather was called outside of a replica, on values of several replicas. Call it within "
-                "strategy.run; outside, strategy.gather(values, axis=0) does the same."
-            )
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     shapes = [tensor.shape for tensor in tf.nest.flatten(rows)]
     if not shapes or any(shape.rank in (0, None) for shape in shapes):

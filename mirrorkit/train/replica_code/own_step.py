@@ -20,8 +20,8 @@ from mirrorkit.train.keras_model.calling import placeholders, read, running
 from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.reduce.tracing import foreign_state, numbers_by_row, outside_replica, writes
-from mirrorkit.train.replica_code.draws import require_repeatable
-from mirrorkit.train.replica_code.pure_step import NotAFunction, PureScope, Ran, Values, metric_variables, no_gather
+from mirrorkit.train.replica_code.pure_step import NotAFunction, PureScope, Ran, Values, metric_variables
+from mirrorkit.train.replica_code.replaced import require_repeatable
 from mirrorkit.train.replica_code.scope import Share
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, overrides, step_of
 from mirrorkit.variables import copies, path
@@ -44,7 +44,7 @@ class OwnStep:
 
     model: KerasModel
     replicas: int
-    gather: Gather | None = no_gather
+    gather: Gather | None = None
     measure: Callable[[Spec], Sequence[tf.Variable]] = lambda data: ()
     by_user: bool = True
     separates: bool = False

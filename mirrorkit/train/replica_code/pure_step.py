@@ -210,10 +210,17 @@ def metric_variables(model: KerasModel) -> list[KerasVariable]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def no_gather(rows: Nest) -> Nest:
-    """Do what `mk.train.all_gather` does in a model's own step."""
-    raise StepError(
-        "mk.train.all_gather was called in a model's own train_step, whose gradients are averaged over the replicas: "
-        "what other replicas say of a row would not arrive at it. For a loss over the whole batch use "
-        "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
-    )
+def gather_of(shards: int) -> Gather:
+    """Return what `mk.train.all_gather` does where each of so many shards is computed by itself."""
+
+    def gather(rows: Nest) -> Nest:
+        if shards > 1:
+            raise StepError(
+                "mk.train.all_gather was called in a step that computes on each shard of a batch alone, where the rows "
+                "of other shards are not available. Write a step whose loss is over the whole batch: "
+                "mk.train.Step.from_loss(models, optimizer, loss_fn, whole_batch=True), without accumulate; or call it "
+                "in `compute` of a step of your own."
+            )
+        return rows
+
+    return gather

@@ -8,7 +8,6 @@ the step, in one message for all that was written.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -205,7 +204,6 @@ class ReplicaScope(ShareScope, Assignments):
     Args:
         share, by_user: see `ShareScope`.
         variables: of the model, Keras's.
-        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
         transforms: of the gradients that each optimizer is given, by its id.
@@ -219,7 +217,6 @@ class ReplicaScope(ShareScope, Assignments):
         self,
         share: Share,
         variables: Sequence[Variable],
-        plain: Sequence[tf.Variable],
         updates: dict[tuple[int, ...], TraceOnce],
         transforms: Mapping[int, Transforms],
         *,
@@ -228,8 +225,6 @@ class ReplicaScope(ShareScope, Assignments):
         ShareScope.__init__(self, share, by_user)
         Assignments.__init__(self, share.replica, variables, collect_losses=True)
         self._updates, self._transforms = updates, transforms
-        owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
-        self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
 
     def get_current_value(self, variable: KerasVariable) -> Any:
@@ -287,8 +282,6 @@ class ReplicaScope(ShareScope, Assignments):
         own_variables = trainable_variables(optimizer)
         given = own_variables if variables is None else list(variables)
         pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(gradients, given, strict=True) if g is not None]
-        if not pairs:
-            raise StepError(f"No gradients were given to {type(optimizer).__name__} for any variable.")
         means = self.combine([tf.ensure_shape(gradient, variable.shape) for gradient, variable in pairs])
         with self.outside():
             self.applied.append(means)
@@ -296,23 +289,13 @@ class ReplicaScope(ShareScope, Assignments):
             changing = [*own_variables, *optimizer.variables, *transforms.variables]
             key = (id(optimizer), *map(id, of))
             if key not in self._updates:
-                if missing := [path(variable) for g, variable in zip(gradients, given, strict=True) if g is None]:
-                    warnings.warn(  # as Keras's `apply` does
-                        f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=2
-                    )
-                self._updates[key] = TraceOnce(_pure_update(optimizer, of, transforms))
+                self._updates[key] = TraceOnce(_pure_update(optimizer, of, given, transforms))
             own = [self.own(variable) for variable in changing]
             step = tf.cast(self.own(optimizer.iterations), tf.int32)
             new = self._updates[key]([tf.convert_to_tensor(variable) for variable in own], means, step)
             for variable, value in zip(own, new, strict=True):
                 if value is not None:
                     variable.assign(value)
-
-    def end(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
-        """Combine at the end of the step."""
-        self.noted |= {id(one.variable): one for one in self._plain}
-        self._plain = []
-        return self.combine(values)
 
     def refusal(self, why: str, cure: str) -> StepError:
         """See `ShareScope`."""
@@ -325,11 +308,12 @@ def adds_up(variable: KerasVariable) -> bool:
 
 
 def _pure_update(
-    optimizer: KerasOptimizer, of: Sequence[KerasVariable], transforms: Transforms
+    optimizer: KerasOptimizer, of: Sequence[KerasVariable], given: Sequence[KerasVariable], transforms: Transforms
 ) -> Callable[..., list[tf.Tensor | None]]:
-    """Return an update by gradients of these variables: from the values of all that changes to new ones.
+    """Return an update by gradients `of` variables: from the values of all that changes to new ones.
 
-    These are the optimizer's variables, its own, and the states of the transforms.
+    What changes are the optimizer's variables, its own, and the states of the transforms. Keras warns of variables that
+    it is `given` without a gradient.
     """
     trained = trainable_variables(optimizer)
     size, last = len(trained), len(trained) + len(optimizer.variables)
@@ -341,7 +325,8 @@ def _pure_update(
         with ambient.set(inlines=True):  # of a transform, of the optimizer or its schedule
             gradients, states = transforms([by_id.get(id(one)) for one in trained], states, step, apart)
             by_id |= zip(map(id, trained), gradients, strict=True)
-            weights, slots = functional_apply(optimizer, weights, slots, [by_id[id(one)] for one in of], of=of)
+            gradients = [by_id.get(id(one)) for one in given]
+            weights, slots = functional_apply(optimizer, weights, slots, gradients, of=given)
         return [None if new is old else new for old, new in zip(values, [*weights, *slots, *states], strict=True)]
 
     return update

@@ -1,4 +1,4 @@
-"""What a step requires of a model and its variables to mean the same on every replica."""
+"""What a step requires of a model, its variables and its optimizer to mean the same on every replica."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Variable
+from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
 from mirrorkit.train.keras_model.building import IN_SCOPE
@@ -24,13 +24,12 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
             f"The model must be a keras.Model of Keras 3, found {model!r}. For a name of the zoo, write "
             "mk.models.create(name) in the strategy's scope."
         )
-    if not getattr(model, "built", False):
-        raise not_built(model)
-    for part in model.parts if isinstance(model, Models) else []:
+    for part in model.parts if isinstance(model, Models) else [model]:
         if isinstance(part, keras.layers.Layer) and not _has_weights(part):
             raise StepError(
-                f"{part.name!r}, which Step.from_loss was given, is not built, so it has no variables yet. Give it an "
-                "Input, or call it once on a batch in the strategy's scope."
+                f"{part.name!r} is not built: its layers have no variables yet. A Loop builds it from the first data "
+                "that fit, evaluate, predict or warm_up is given. Before that, or without a Loop, call it once on a "
+                "batch in the strategy's scope: `with strategy.scope(): model(x)`."
             )
     check_layers(model)
     for layer in layers_of(model) if trains else []:
@@ -44,16 +43,11 @@ def check_model(model: KerasModel, *, scaled: bool, trains: bool = True) -> None
                 f"The layer {layer.name!r} computes in float16, whose small gradients vanish without a loss scale. Use "
                 'Step(..., loss_scale="dynamic"), or keras.config.set_dtype_policy("mixed_bfloat16"), which needs none.'
             )
-    if not trains or model.trainable_variables:
-        return
-    if isinstance(model, Models):
-        raise StepError("None of the models has trainable variables. Set trainable = True for those to be trained.")
-    if not all(layer.built for layer in layers_of(model)):
-        raise not_built(model)
-    raise StepError(
-        f"The model {model.name!r} has no trainable variables. Set model.trainable = True, or give it a layer with "
-        "weights."
-    )
+    if trains and not model.trainable_variables:
+        raise StepError(
+            f"The model {model.name!r} has no trainable variables. Set trainable = True, or give it a layer with "
+            "weights."
+        )
 
 
 def check_layers(model: KerasModel) -> None:
@@ -71,15 +65,6 @@ def check_layers(model: KerasModel) -> None:
                 "float8 training); sums over replicas would not be that value. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
-
-
-def not_built(model: KerasModel) -> StepError:
-    """Return the error that the variables of a model are not there yet."""
-    return StepError(
-        f"The model {model.name!r} is not built: its layers have no variables yet. A Loop builds it from the first "
-        "data that fit, evaluate, predict or warm_up is given. Before that, or without a Loop, call it on the inputs "
-        "of one batch in the strategy's scope: `with strategy.scope(): model(x)`."
-    )
 
 
 def _has_weights(layer: KerasLayer) -> bool:
@@ -206,3 +191,61 @@ def require_tpu_precision(model: KerasModel) -> None:
                 f"The layer {layer.name!r} computes in float16, for which a TPU has no arithmetic. Use "
                 'keras.config.set_dtype_policy("mixed_bfloat16"), which needs no loss scale.'
             )
+
+
+def check_optimizer(optimizer: KerasOptimizer) -> None:
+    """Refuse what is not a Keras optimizer, and those of its switches that cannot work in a replicated step."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise StepError(
+            f"The optimizer must be a keras.optimizers.Optimizer, found {optimizer!r}. "
+            "For a name, write keras.optimizers.get(name) in the strategy's scope."
+        )
+    if type(optimizer).__name__ == "MultiOptimizer":
+        raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
+    for name in ("apply_gradients", "scale_loss"):
+        if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
+            raise StepError(
+                f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
+                "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
+            )
+    replaced = [name for name in vars(optimizer) if callable(getattr(type(optimizer), name, None))]
+    if replaced:
+        raise StepError(
+            f"{', '.join(replaced)} was replaced on this {type(optimizer).__name__} itself, which a step would ignore. "
+            "Define it in a subclass: what changes gradients or rates belongs in update_step."
+        )
+    check_switches(optimizer)
+    private.check(optimizer=optimizer)
+
+
+def check_switches(optimizer: KerasOptimizer) -> None:
+    """Refuse those of an optimizer's switches that cannot work where each replica makes the same update."""
+    _require_no_inner(optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise StepError(
+            "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
+            'inner_optimizer, and loss_scale="dynamic" to the Step.'
+        )
+    for name, option in {"gradient_accumulation_steps": "accumulate", "loss_scale_factor": "loss_scale"}.items():
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            raise StepError(
+                f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use "
+                f"Step(..., {option}={value})."
+            )
+
+
+def _require_no_inner(optimizer: KerasOptimizer) -> None:
+    """Refuse an optimizer that hands its work to another, except for Keras's own, which are known."""
+    if type(optimizer).__module__.startswith("keras."):
+        return
+    for name, value in sorted(vars(optimizer).items(), key=lambda item: len(item[0])):  # TensorFlow's own come last
+        for inner in keras.tree.flatten(value):
+            if isinstance(inner, keras.optimizers.Optimizer):
+                raise StepError(
+                    f"{type(optimizer).__name__} holds another optimizer, {type(inner).__name__}, in its attribute "
+                    f"{name!r}. A step computes an update from the optimizer's own variables, and would not see those "
+                    "of the inner one. Derive the class from that of the inner optimizer and override update_step, or "
+                    "give the step the inner optimizer. Averages of the weights, clipping, loss scale and accumulation "
+                    "are options of Step: ema, clip_norm, loss_scale, accumulate."
+                )

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasVariable
-from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.step.facts import Changing
@@ -80,11 +79,6 @@ class Averages:
                 weight.assign(average)
                 average.assign(value)
         self.are_in_place = not self.are_in_place
-
-
-def no_averages(step: str) -> StepError:
-    """Return the error that a step has none."""
-    return StepError(f"{step} keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")
 
 
 def _beside(weight: KerasVariable) -> KerasVariable:

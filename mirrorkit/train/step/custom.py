@@ -17,7 +17,7 @@ from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.keras_model.seeds import all_drawing_by_replica
 from mirrorkit.train.reduce.gathering import rows_of_all
-from mirrorkit.train.requirements.same_rows import require_same_rows
+from mirrorkit.train.requirements.data import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of_variables
 from mirrorkit.train.step.assigned import run_and_combine
 from mirrorkit.train.step.clock import Clock
@@ -173,19 +173,15 @@ class Custom(LoopStep):
         """Train on one batch, and return what the step logs."""
         with all_drawing_by_replica(self.strategy) if self._draws_apart else contextlib.nullcontext():
             if hasattr(self._step, "train"):
-                function, logs = "train", self._step.train(self.strategy, self.strategy.run(batch.rows))
+                logs = self._step.train(self.strategy, self.strategy.run(batch.rows))
             else:
                 sums = self.strategy.run(lambda: self._step.compute(batch.rows()))
-                function, logs = "update", self._step.update(self.strategy, sums)
-        if not logs:
-            raise StepError(
-                f"{function} of {type(self._step).__name__} returned no logs. Return at least the loss by name."
-            )
+                logs = self._step.update(self.strategy, sums)
         wrong = [name for name, value in logs.items() if not tf.is_tensor(value) or value.shape.rank != 0]
         if wrong:
             raise StepError(
-                f"{function} of {type(self._step).__name__} returned {wrong}, which are not reduced scalars. Compute "
-                "logs from the sums inside the function given to mk.train.Update, and return scalars by name."
+                f"{type(self._step).__name__} returned the logs {wrong}, which are not reduced scalars. Compute logs "
+                "from the sums inside the function given to mk.train.Update, and return scalars by name."
             )
         return dict(logs)
 
@@ -208,10 +204,8 @@ class Custom(LoopStep):
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""
-        values = self._step.test(rows)
+        values: Mapping[str, tf.Tensor] = self._step.test(rows)
         size = tf.nest.flatten(rows)[0].shape[:1]
-        if not isinstance(values, Mapping) or not values:
-            raise StepError(f"test of {type(self._step).__name__} must return a dict of logs; found {values!r}.")
         for name, value in values.items():
             if not tf.is_tensor(value) or not value.shape.is_compatible_with(size):
                 raise StepError(

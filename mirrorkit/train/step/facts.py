@@ -81,25 +81,23 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums | None, weights: Sequence[V
         weights: the variables.
     """
     replica, replicas = this_replica()
-    of_terms = [pair for of_term in (largest.gradients if largest else []) for pair in enumerate(of_term)]
-    lengths = {i: one.ids.shape[0] for i, one in of_terms if isinstance(one, SparseGradient)}
-    sizes = {i: (weights[i].shape[0], weights[i].shape[1]) for i in lengths}
-    blocks = {i for i, (size, width) in sizes.items() if always or replicas * lengths[i] * (width + 2) < size * width}
-    for of_term in sums.gradients:
-        for i, one in enumerate(of_term):
-            if (
-                i in blocks
-                and one is not None
-                and not (isinstance(one, SparseGradient) and one.ids.shape[0] <= lengths[i])
-            ):
-                raise StepError(
-                    f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, so "
-                    "its rows do not fit into the message that all replicas send. Let the model look up the same rows "
-                    "for a share of any size, or train with sparse_embeddings=False."
-                )
+    lengths: dict[int, int] = {}  # of the blocks, by the number of the weight
+    for i, like in enumerate(largest.gradients[0] if largest else []):  # other terms are dense
+        if not isinstance(like, SparseGradient):
+            continue
+        length, (size, width), own = like.ids.shape[0], weights[i].shape, sums.gradients[0][i]
+        if not always and replicas * length * (width + 2) >= size * width:
+            continue
+        if not (isinstance(own, SparseGradient) and own.ids.shape[0] <= length):
+            raise StepError(
+                f"A share of the batch looks up more rows of {path(weights[i])!r} than one with more examples, so its "
+                "rows do not fit into the message that all replicas send. Let the model look up the same rows for a "
+                "share of any size, or train with sparse_embeddings=False."
+            )
+        lengths[i] = length
 
     def sent(weight: int, rows: SparseGradient) -> tf.Tensor:
-        if weight in blocks:
+        if weight in lengths:
             return block_of(rows, replica, replicas, lengths[weight])
         return dense_of(rows.ids, rows.values, weights[weight].shape[0])
 

@@ -24,7 +24,7 @@ from mirrorkit.data import HOST, bounds, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
-from mirrorkit.train.requirements.same_rows import with_same_rows
+from mirrorkit.train.requirements.data import with_same_rows
 
 
 class GlobalBatch(Protocol):

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasModel, Logs, Nest, Spec, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.clock import Clock
 from mirrorkit.train.step.global_batch import GlobalBatch
 
@@ -104,3 +103,8 @@ class LoopStep(Protocol):
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Turn totals, of one step or added up over many, into logs by name."""
+
+
+def no_averages(step: str) -> StepError:
+    """Return the error that a step has none."""
+    return StepError(f"{step} keeps no averages of the weights. Give it a decay: Step(..., ema=0.999).")

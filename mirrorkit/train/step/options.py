@@ -44,8 +44,6 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse options that are out of range, and take those that may be given in several forms."""
         require_kinds(Options.__annotations__, vars(self), StepError)
-        if not isinstance(self.transforms, (list, tuple)):
-            raise StepError(f"transforms must be a list of mk.train.Transform objects, found {self.transforms!r}.")
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
             if bound is not None and not bound > 0:

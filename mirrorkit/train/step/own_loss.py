@@ -16,7 +16,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasMetric, KerasVariable, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.building import is_built
-from mirrorkit.train.keras_model.calling import call_model, placeholders, predict_with, running
+from mirrorkit.train.keras_model.calling import placeholders, predict_with, read, running, value_scope
 from mirrorkit.train.keras_model.layer_state import layers_of, takes
 from mirrorkit.train.keras_model.models import Models, flatten
 from mirrorkit.train.keras_model.outputs import unpack_batch
@@ -48,7 +48,7 @@ class LossModel(Models):
             )
         super().__init__(models, "from_loss")
         self.kept = _kept(self, list(flatten(frozen)))
-        takes_training = _takes_training(loss_fn)
+        takes_training = takes(inspect.signature(loss_fn), "training")
 
         def values(batch: Batch, training: bool) -> Nest:
             return loss_fn(batch, training=training) if takes_training else loss_fn(batch)
@@ -150,7 +150,8 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
     specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype), batch)
     with private.get("__internal__.FuncGraph")("loss_fn").as_default():
         weights, state = map(placeholders, (model.trainable_variables, model.non_trainable_variables))
-        found = call_model(model, weights, state, placeholders(specs), training=False)
+        with running(model, value_scope(model, weights, state)):
+            found = read(model(placeholders(specs), training=False))
     if "loss" not in found or not all(isinstance(name, str) for name in found):
         raise StepError(
             f'loss_fn returned a dict with the names {list(found)}. Return {{"loss": values, ...}}: the loss of each '
@@ -160,19 +161,13 @@ def _names(model: LossModel, batch: Spec, rows: int | None) -> list[str]:
         shape = getattr(value, "shape", None)
         if shape is not None and shape == [rows]:
             continue
-        cure = (
-            "Return the values before any mean over the batch, and of several values per example their sum or mean, "
-            "such as tf.reduce_mean(values, axis=-1)."
-        )
-        if shape is not None and shape.rank == 1 and shape[0] is None:
-            cure = (
-                "An example that does not count has the value 0: write tf.where in place of tf.boolean_mask. Where "
-                "TensorFlow does not know how many values there are, write tf.reshape(values, tf.shape(inputs)[:1])."
-            )
         raise StepError(
             f"loss_fn returned {type(value).__name__ if shape is None else f'shape {shape}'} for {name!r} of "
             f"{rows} rows, which were tried; a step needs one value per example, shape [rows], and takes the mean over "
-            f"the global batch itself. {cure}"
+            "the global batch itself. Return the values before any mean over the batch, and of several values per "
+            "example their sum or mean, such as tf.reduce_mean(values, axis=-1). An example that does not count has "
+            "the value 0: write tf.where in place of tf.boolean_mask. Where TensorFlow does not know how many values "
+            "there are, write tf.reshape(values, tf.shape(inputs)[:1])."
         )
     return sorted(found)
 
@@ -185,29 +180,6 @@ def prediction(models: Models, predict: Callable[[Batch], Nest] | None) -> Calla
 
     def of_first(batch: Batch) -> Nest:
         check_predicts_as_keras(first)
-        try:
-            return predict_with(first, unpack_batch(batch).x)
-        except Exception as error:  # whatever a model may raise
-            raise StepError(
-                f"predict calls the first of the models, {first.name!r}, on x of the batch, which it does not take "
-                f"({type(error).__name__}). Say what to predict: Step.from_loss(..., predict=lambda batch: ...)."
-            ) from error
+        return predict_with(first, unpack_batch(batch).x)
 
     return of_first
-
-
-def _takes_training(loss_fn: LossFunction) -> bool:
-    """Return whether a function has a parameter `training`; refuse one that cannot be called with a batch alone."""
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):
-        return False
-    takes_it = takes(signature, "training")
-    try:
-        signature.bind(None, **({"training": False} if takes_it else {}))
-    except TypeError:
-        raise StepError(
-            f"loss_fn takes {signature}; a step calls it as loss_fn(batch) or loss_fn(batch, training=...). Take the "
-            "inputs and targets out of the batch in the function."
-        ) from None
-    return takes_it

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables
+from mirrorkit.optim import Joined, Packed, functional_apply, trainable_variables, treats_numbers_alike
+from mirrorkit.strategy import class_name, has_copies, is_tpu
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
+from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import Changing, TraceFacts
 from mirrorkit.train.step.sharded_slots import WholeSlot
 
@@ -94,3 +96,34 @@ class ReplicatedOptimizer:
 def _changed(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> Kept:
     """Return `new` with None where the optimizer left the value as it was: a learning rate need not be written."""
     return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+# Why an optimizer cannot be asked to update a part of the weights by itself, in words; None where it can.
+
+
+def needs_whole_weights(optimizer: KerasOptimizer) -> str | None:
+    """Return why its update of a part would not be a part of that of all."""
+    for option in ("clipnorm", "global_clipnorm", "use_ema"):
+        if value := getattr(optimizer, option):
+            return f"{type(optimizer).__name__}({option}={value}) looks at whole weights"
+    if treats_numbers_alike(optimizer):
+        return None
+    return (
+        "it is for optimizers that treat every number of the weights alike, which is known of Keras's own SGD, Adam, "
+        "AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
+        f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+    )
+
+
+def is_elsewhere(strategy: tf.distribute.Strategy, model: KerasModel) -> str | None:
+    """Return where the weights are, if not on the device of each replica."""
+    if not has_copies(strategy) or is_tpu(strategy):
+        return f"{class_name(strategy)} has no copy of the weights on each replica"
+    is_placed = are_placed(strategy, [*model.trainable_variables, *model.non_trainable_variables])
+    return "the model is placed on several devices (mk.parallel.Layout)" if is_placed else None
+
+
+def refuse(asked: str, why: str | None, cure: str) -> None:
+    """Refuse what was asked for, if there is a reason."""
+    if why:
+        raise StepError(f"{asked} was asked for, and {why}. {cure}")

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit._types import KerasModel, KerasOptimizer, KerasVariable, Variable
-from mirrorkit.errors import StepError
 from mirrorkit.optim import (
     Joined,
     StandIn,
@@ -26,20 +25,25 @@ from mirrorkit.optim import (
     decays,
     functional_apply,
     slots_by_name,
-    treats_numbers_alike,
     twin_for,
 )
-from mirrorkit.strategy import class_name, has_copies, is_tpu, num_workers
+from mirrorkit.strategy import num_workers
 from mirrorkit.train.reduce.gathering import gather_rows
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import outside_replica
-from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import Changing, TraceFacts
 from mirrorkit.train.step.global_batch import this_replica
-from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
+from mirrorkit.train.step.replicated_optimizer import (
+    Kept,
+    ReplicatedOptimizer,
+    is_elsewhere,
+    needs_whole_weights,
+    refuse,
+)
 from mirrorkit.train.step.sharded_slots import Pieces, WholeSlot, whole_values
 
-_WITHOUT = "Or leave out shard_optimizer."
+_ASKED = "shard_optimizer=True"
+_CURE = "The clip_norm and ema of Step go with it, those of an optimizer do not. Or leave out shard_optimizer."
 
 
 class FlatWeights:
@@ -143,51 +147,19 @@ class ShardedOptimizer(ReplicatedOptimizer):
     @staticmethod
     def check(optimizer: KerasOptimizer) -> None:
         """Refuse an optimizer whose slots cannot be sharded."""
-        name = type(optimizer).__name__
-        if not treats_numbers_alike(optimizer):
-            raise StepError(
-                "shard_optimizer=True is for optimizers that treat every element of the weights alike. These are "
-                "Keras's SGD, Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
-                f"{type(optimizer).__module__}.{name}. Use one of these. {_WITHOUT}"
-            )
-        for option in ("clipnorm", "global_clipnorm"):
-            if value := getattr(optimizer, option):
-                raise StepError(
-                    f"{name}({option}={value}) and shard_optimizer=True exclude each other: the optimizer would clip "
-                    f"pieces of gradients. Use Step(..., clip_norm={value}), which is the global norm. {_WITHOUT}"
-                )
-        if optimizer.use_ema:
-            raise StepError(
-                f"{name}(use_ema=True) and shard_optimizer=True exclude each other: the averages would be in pieces. "
-                f"Use Step(..., ema={optimizer.ema_momentum}). {_WITHOUT}"
-            )
+        why = needs_whole_weights(optimizer)
         if optimizer.built:
-            raise StepError(
-                f"The optimizer {optimizer.name!r} is built already, with whole slots. With shard_optimizer=True give "
-                f"a new one that is not built: the step builds it. {_WITHOUT}"
-            )
+            why = f"{optimizer.name!r} is built already, with whole slots, where the step would build a new one"
+        refuse(_ASKED, why, _CURE)
 
     @staticmethod
     def check_model(strategy: tf.distribute.Strategy, model: KerasModel) -> None:
         """Refuse strategies and models for which the slots cannot be sharded."""
-        weights = model.trainable_variables
-        if not has_copies(strategy) or is_tpu(strategy):
-            raise StepError(
-                f"shard_optimizer=True needs replicas that each hold the weights: 'mirrored' or 'multi_worker'; found "
-                f"{class_name(strategy)}. Use one of these strategies. {_WITHOUT}"
-            )
-        if are_placed(strategy, [*weights, *model.non_trainable_variables]):
-            raise StepError(
-                "shard_optimizer=True and a model that is placed on several devices (mk.parallel.Layout) exclude each "
-                f"other: slots lie with their weights there. Build the model without a layout. {_WITHOUT}"
-            )
-        for weight in weights:
+        why = is_elsewhere(strategy, model)
+        for weight in model.trainable_variables:
             if weight.constraint is not None:
-                raise StepError(
-                    f"The weight {weight.path!r} has a constraint ({type(weight.constraint).__name__}), which looks at "
-                    "whole weights; with shard_optimizer=True a replica updates a piece. Leave out the constraint. "
-                    f"{_WITHOUT}"
-                )
+                why = f"{weight.path!r} has a constraint ({type(weight.constraint).__name__}), of whole weights"
+        refuse(_ASKED, why, _CURE)
 
     def saved(self, slots: Sequence[Variable]) -> list[Variable | WholeSlot]:
         """Return the whole slots."""

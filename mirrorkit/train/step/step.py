@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,23 +14,35 @@ from mirrorkit import private
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import local_replica
+from mirrorkit.strategy import class_name, has_copies, local_replica
+from mirrorkit.train.keras_model.building import build, is_built
 from mirrorkit.train.keras_model.models import shown
+from mirrorkit.train.keras_model.outputs import as_computed
 from mirrorkit.train.reduce.transforms import Transform
-from mirrorkit.train.requirements.arguments import check_optimizer
-from mirrorkit.train.requirements.model import check_overrides, overrides_training
+from mirrorkit.train.replica_code.own_step import OwnStep
+from mirrorkit.train.replica_code.pure_step import NotAFunction, gather_of
+from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
+from mirrorkit.train.requirements.data import check_tensors, require_same_rows
+from mirrorkit.train.requirements.model import check_model, check_optimizer, check_overrides, overrides_training
 from mirrorkit.train.step import variants
-from mirrorkit.train.step.averages import no_averages
-from mirrorkit.train.step.built import build_step
 from mirrorkit.train.step.global_batch import OwnRows
-from mirrorkit.train.step.keras_compile import PARTS, compiled_config, compiled_parts, require_compiled
+from mirrorkit.train.step.keras_compile import (
+    PARTS,
+    CompiledModel,
+    compiled_config,
+    compiled_parts,
+    require_compiled,
+    without_scale,
+)
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loss_scale import LossScale
+from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
-from mirrorkit.train.totals.losses import warn_on_logits_mismatch
+
+_log = logging.getLogger("mirrorkit")
 
 
 class Step:
@@ -103,7 +116,6 @@ class Step:
     ) -> None:
         if not isinstance(model, LossModel):
             check_overrides(model)
-            warn_on_logits_mismatch(model, loss)
         self._begin(
             model,
             optimizer,
@@ -356,8 +368,6 @@ class Step:
         Raises:
             StepError: the step has no averages, is not built yet, or is already within such a block.
         """
-        if self._options.ema is None:
-            raise no_averages("This step")
         return self._require_built().averaged()
 
     @property
@@ -384,3 +394,106 @@ class Step:
         if self._built is None:
             raise StepError("This step is not built yet. Call step.build(strategy), or make a Loop with it.")
         return self.supervised(self._built.strategy)
+
+
+def build_step(
+    strategy: tf.distribute.Strategy,
+    model: KerasModel,
+    optimizer: KerasOptimizer | None,
+    options: Options,
+    shown: KerasModel,
+    element_spec: Spec = None,
+) -> Supervised | KerasStep:
+    """Return the step that computes; `shown` is the model that callbacks see, `element_spec` that of the data."""
+    if element_spec is None and options.runs_keras:
+        raise StepError(
+            f"How the train_step of {type(model).__name__} trains is known when it has seen data, so it trains in a "
+            "Loop only. Call loop.warm_up(data) before loop.restore; `fit` with Checkpoints restores by itself. For a "
+            "training loop of your own use Step.from_loss(model, optimizer, loss_fn)."
+        )
+    if options.runs_keras:
+        build_as_it_trains(model, element_spec, strategy)
+    else:
+        if element_spec is not None and not is_built(model):
+            batch = options.unpack(element_spec)
+            check_tensors(tuple(batch))
+            require_same_rows(batch.x if batch.y is None else batch.present)
+            build(model, batch, strategy)
+        check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
+    trained = _trained(strategy, model, optimizer, options)
+    measured = Measured(trained, model, strategy, options)
+    shards = strategy.num_replicas_in_sync * options.accumulate
+    own = OwnStep(
+        trained,
+        strategy.num_replicas_in_sync,
+        None if options.whole_batch else gather_of(shards),
+        measured,
+        by_user=options.runs_keras,
+        separates=options.accumulate > 1,
+    )
+    only_for: Spec = () if options.as_compiled else None  # not yet decided
+    if element_spec is not None and options.as_compiled:
+        only_for = element_spec
+        try:
+            parts = options.unpack(element_spec)
+            data = options.data((parts if options.runs_keras else as_computed(trained, parts)).present)
+            found = own.found("train", data)
+            if overrides(trained, "test_step"):
+                own.found("test", data)
+        except NotAFunction as why:
+            if options.runs_keras or not why.of_data:
+                return _with_variables(strategy, model, options, element_spec, why)
+        except StepError:  # of data to predict for, perhaps, that has no targets; else it comes again
+            if options.runs_keras:
+                raise
+        else:
+            only_for = None
+            optimizer = found.optimizer if options.runs_keras else optimizer
+    if options.runs_keras:
+        model.built = True  # as Keras's `fit` leaves it
+        _log.info(
+            "The train_step of %s runs as a function of values, with one update at its end.", type(model).__name__
+        )
+        optimizer, scale = without_scale(optimizer)
+        options = options if options.loss_scale else dataclasses.replace(options, loss_scale=scale)
+        check_optimizer(optimizer)
+        check_model(model, scaled=options.loss_scale is not None)
+    step = Supervised(strategy, model, optimizer, options, own=own, measured=measured, shown=shown)
+    step.only_for = None if options.asked else only_for
+    if isinstance(model, LossModel):  # now, when all are built
+        _log.info("Step.from_loss trains %s.", ", ".join(model.trained_parts))
+    shown.built = True  # Keras saves no weights of a model whose parts alone were called
+    return step
+
+
+def _trained(
+    strategy: tf.distribute.Strategy, model: KerasModel, optimizer: KerasOptimizer | None, options: Options
+) -> KerasModel:
+    """Return the model whose `train_step` is run: compiled with what the step was given."""
+    if options.as_compiled:
+        return model
+    with strategy.scope():
+        if isinstance(model, LossModel):
+            model.compile(optimizer, jit_compile=False, auto_scale_loss=False)
+            return model
+        return CompiledModel(model, optimizer, {**options.losses, **options.metrics}, trains=options.trains)
+
+
+def _with_variables(
+    strategy: tf.distribute.Strategy, model: KerasModel, options: Options, element_spec: Spec, why: NotAFunction
+) -> KerasStep:
+    """Return the step that runs the model's `train_step` on each replica, with variables of the replica's own."""
+    name = type(model).__name__
+    _log.info("The train_step of %s runs on each replica with variables of its own: %s.", name, why)
+    if not has_copies(strategy):
+        raise StepError(
+            f"{class_name(strategy)} has one copy of a variable for all replicas, so the train_step of {name} "
+            f"would have to make one update, at its end: {why}. Use mirrored or multi_worker, or "
+            "Step.from_loss(model, optimizer, loss_fn)."
+        ) from None
+    if options.asked:
+        raise StepError(
+            f"Step.from_compiled was given {', '.join(options.asked)} for {name}, whose train_step would have to make "
+            f"one update, at its end: {why}. Write the option into the train_step."
+        ) from None
+    return KerasStep(strategy, model, options, element_spec if why.of_data else None)

@@ -11,14 +11,20 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, Spec, Sums, Variable
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import is_parameter_server, is_tpu, local_replica, require_same
+from mirrorkit.strategy import is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
-from mirrorkit.train.keras_model.outputs import Cast, UnpackedBatch, count_examples, unpack_batch, with_known_shapes
+from mirrorkit.train.keras_model.outputs import (
+    UnpackedBatch,
+    as_computed,
+    count_examples,
+    unpack_batch,
+    with_known_shapes,
+)
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import overrides, require
-from mirrorkit.train.requirements.data import check_batched, check_tensors
+from mirrorkit.train.requirements.data import check_batched, check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import (
     check_predicts_as_keras,
     check_still_trainable,
@@ -26,21 +32,18 @@ from mirrorkit.train.requirements.model import (
     require_tpu_precision,
     trainable_of,
 )
-from mirrorkit.train.requirements.same_rows import require_same_rows
 from mirrorkit.train.requirements.settings import settings_of
 from mirrorkit.train.step import variants
-from mirrorkit.train.step.accumulation import RunningSums
 from mirrorkit.train.step.assigned import run_and_combine, write_means
-from mirrorkit.train.step.averages import no_averages
 from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.functions import Functions
 from mirrorkit.train.step.global_batch import GlobalBatch, largest_share, share_of, unless_empty
 from mirrorkit.train.step.keras_compile import compile_model, compiled_config, require_same_compile, stand_in
-from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
+from mirrorkit.train.step.loop_step import LoopStep, Need, Pass, no_averages
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.totals.labels import check_labels
+from mirrorkit.train.totals.losses import check_labels
 from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import own_copy, read
 
@@ -56,7 +59,6 @@ class Supervised(LoopStep):
         is_synchronized: whether a layer talks to the other replicas.
         on_first: of a placed model, what lets a function compute on the devices of the first replica; else None.
         update: reduces what `sums` returned on each replica, writes the new values, and returns the totals.
-        running: with `accumulate`, the variables that add up an update's batches.
     """
 
     loss_index = LOSS
@@ -89,7 +91,6 @@ class Supervised(LoopStep):
         self.strategy, self.trained, self.own, self.measured = strategy, model, own, measured
         self.model, self.optimizer = shown, optimizer  # what callbacks see
         self.options, self.accumulate, self.jit_compile = options, options.accumulate, options.jit_compile
-        self._cast = Cast(model)
         self.checked: dict[str, object] = {}  # before which kind of pass a batch was checked
         self.averages, self.clock, devices = functions.averages, functions.clock, functions.devices
         self.shards = strategy.num_replicas_in_sync * options.accumulate  # into how many an update's examples are cut
@@ -108,7 +109,6 @@ class Supervised(LoopStep):
             in_place=self._in_place,
             reduce=devices.reducing(lambda: functions.facts),
         )
-        self.running = RunningSums(strategy, lambda replica: devices.of_sums(functions.facts, replica))
 
     @property
     def variables(self) -> list[Variable]:
@@ -172,7 +172,8 @@ class Supervised(LoopStep):
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         parts = self.options.unpack(batch)
-        parts = parts if self.options.runs_keras else self._cast(parts)  # a model's own step gets what Keras gives it
+        if not self.options.runs_keras:  # such a step gets what Keras gives it
+            parts = as_computed(self.trained, parts)
         return parts if self.options.takes_batches else parts._replace(x=with_known_shapes(self.trained, parts.x))
 
     @property
@@ -218,15 +219,15 @@ class Supervised(LoopStep):
 
     def train(self, batches: Sequence[GlobalBatch], first_part: int | tf.Tensor = 0) -> tf.Tensor:
         """Make one update; see `LoopStep`."""
-        if len(batches) > 1 and not is_parameter_server(self.strategy):
-            for part, batch in enumerate(batches):  # one after the other: their gradients are never all in memory
-                self.strategy.run(lambda part=part, batch=batch: self.running.add(self.sums(batch, part), part))
-            return self.update.after(self.running.read)()
 
         def sums() -> Sums:  # in one graph, without variables of a worker's own: any worker can run it
             largest = largest_share(batches[0]) if self.functions.tables and len(batches) == 1 else None
-            parts = [self.sums(batch, first_part + i, largest=largest) for i, batch in enumerate(batches)]
-            return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+            found = self.sums(batches[0], first_part, largest=largest)
+            for i, batch in enumerate(batches[1:], start=1):
+                with tf.control_dependencies(tf.nest.flatten(found)):  # their gradients are never all in memory
+                    more = self.sums(batch, first_part + i)
+                found = self.functions.devices.added(found, more, self.functions.facts)
+            return found
 
         return self.update.after(sums)()
 

@@ -17,16 +17,21 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows, Joined, places_of, treats_numbers_alike
-from mirrorkit.strategy import class_name, has_copies, is_tpu, local_replica, num_workers, replica_devices
+from mirrorkit.optim import ByRows, Joined, places_of
+from mirrorkit.strategy import local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
 from mirrorkit.train.reduce.tracing import TraceOnce, outside_replica
-from mirrorkit.train.step.devices import are_placed
 from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.loss_scale import only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.replicated_optimizer import Kept, ReplicatedOptimizer
+from mirrorkit.train.step.replicated_optimizer import (
+    Kept,
+    ReplicatedOptimizer,
+    is_elsewhere,
+    needs_whole_weights,
+    refuse,
+)
 
 LAZY = "lazy"  # of `Step(sparse_embeddings=)`
 _WITHOUT = "Leave out sparse_embeddings: then tables are updated as Keras updates them."
@@ -128,33 +133,27 @@ class TableOptimizer(ReplicatedOptimizer):
             for variable, value in zip(own, new, strict=True):
                 variable.scatter_update(tf.IndexedSlices(value, ids))
 
-        def write_all(of_block: Callable[[tf.Tensor, int], tf.Tensor]) -> None:
+        def write_all(gradient_of: Callable[[tf.Tensor], tf.Tensor]) -> None:
             size, width = self._shapes[table]
             device = replica_devices(self._strategy)[local_replica(self._strategy)]
             length = max(1, min(size, (_GPU_BLOCK if "GPU" in device else _BLOCK) // (width * weight.dtype.size)))
-            whole, rest = divmod(size, length)
 
-            def block(number: tf.Tensor, rows: int) -> None:
-                first = tf.cast(number, tf.int64) * length
-                ids = first + tf.range(rows, dtype=tf.int64)
-                write(ids, read(ids), of_block(first, rows))
-
-            def one(number: tf.Tensor) -> list[tf.Tensor]:
+            def block(first: tf.Tensor) -> list[tf.Tensor]:
                 with tf.device(device):
-                    block(number, length)
-                return [number + 1]
+                    # The last block may have the last row several times: each time it is given the same values.
+                    ids = tf.minimum(first + tf.range(length, dtype=tf.int64), size - 1)
+                    write(ids, read(ids), gradient_of(ids))
+                return [first + length]
 
             with tf.device(HOST):  # which would wait for a GPU in each round; so it would with `maximum_iterations`
-                tf.while_loop(lambda number: number < whole, one, [tf.constant(0)])
-            if rest:
-                block(tf.constant(whole), rest)
+                tf.while_loop(lambda first: first < size, block, [tf.constant(0, tf.int64)])
 
         if not isinstance(gradient, RowGradient):
-            write_all(lambda first, rows: tf.ensure_shape(gradient[first : first + rows], [rows, gradient.shape[1]]))
+            write_all(lambda ids: tf.gather(gradient, ids))
             return
         before = read(gradient.ids)
         if not self._is_by_rows[table]:  # most rows have a gradient of zero; the others are written once more
-            write_all(lambda first, rows: tf.zeros([], gradient.values.dtype))
+            write_all(lambda ids: tf.zeros([], gradient.values.dtype))
         write(gradient.ids, before, gradient.values)
 
     def _pure_of(self, table: int, rows: int) -> tuple[ByRows, TraceOnce]:
@@ -184,8 +183,8 @@ def check(options: Options, optimizer: KerasOptimizer) -> None:
     asked = options.sparse_embeddings
     if asked not in (True, False, "auto", LAZY):
         raise StepError(f'sparse_embeddings is "auto", True, False or "lazy"; found {asked!r}.')
-    if asked in (True, LAZY) and (why := _excluded(options, optimizer)):
-        raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
+    if asked in (True, LAZY):
+        refuse(f"sparse_embeddings={asked!r}", _excluded(options, optimizer), _WITHOUT)
 
 
 def tables_of(
@@ -198,19 +197,15 @@ def tables_of(
         return []
     least, large = (0, "") if asked == LAZY else (_SOME_ROWS, " of 16 MiB or more")
     embeddings = {id(weight) for weight in _embeddings(model) if _fits(weight) and size_of(weight) >= least}
-    why = None
-    if not has_copies(strategy) or is_tpu(strategy):
-        why = f"{class_name(strategy)} has no copy of the tables on each replica"
-    elif are_placed(strategy, weights):
-        why = "the model is placed on several devices (mk.parallel.Layout)"
+    why = is_elsewhere(strategy, model)
+    if not embeddings:
+        why = f"the model has no trainable keras.layers.Embedding of float32 without a constraint{large}"
     elif asked == LAZY and LayerState(model).synchronized:
         why = "synchronized layers compute with the rows of all replicas"
     elif asked == LAZY and (others := [weight.path for weight in _embeddings(model) if not _fits(weight)]):
         why = f"{', '.join(others)} is not of float32, or has a constraint"
-    elif not embeddings:
-        why = f"the model has no trainable keras.layers.Embedding of float32 without a constraint{large}"
-    if why and asked != "auto":
-        raise StepError(f"sparse_embeddings={asked!r} was asked for, and {why}. {_WITHOUT}")
+    if asked != "auto":
+        refuse(f"sparse_embeddings={asked!r}", why, _WITHOUT)
     return [] if why else [i for i, weight in enumerate(weights) if id(weight) in embeddings]
 
 
@@ -251,16 +246,7 @@ def _excluded(options: Options, optimizer: KerasOptimizer) -> str | None:
     for name, value in given.items():
         if value:
             return f"{name}={getattr(options, name)} excludes it"
-    for name in ("clipnorm", "global_clipnorm", "use_ema"):
-        if getattr(optimizer, name):
-            return f"{type(optimizer).__name__}({name}={getattr(optimizer, name)}) looks at whole weights"
-    if not treats_numbers_alike(optimizer):
-        return (
-            "it is for optimizers that treat every number of the weights alike, which is known of Keras's own SGD, "
-            "Adam, AdamW, Nadam, Adamax, Adagrad, Adadelta, RMSprop and Lion; found "
-            f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-        )
-    return None
+    return needs_whole_weights(optimizer)
 
 
 def _embeddings(model: KerasModel) -> Iterator[Variable]:

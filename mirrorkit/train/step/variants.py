@@ -14,11 +14,10 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.reduce import xla
 from mirrorkit.train.step import tables
-from mirrorkit.train.step.devices import OneDevice, are_placed
+from mirrorkit.train.step.devices import OneDevice, SeveralDevices, are_placed
 from mirrorkit.train.step.facts import Changing
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.replicated_optimizer import ReplicatedOptimizer
-from mirrorkit.train.step.several_devices import SeveralDevices
 from mirrorkit.train.step.sharded_optimizer import ShardedOptimizer
 from mirrorkit.train.step.tables import LAZY, TableOptimizer, tables_of
 

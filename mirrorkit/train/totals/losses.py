@@ -1,17 +1,28 @@
-"""The losses that a model's step calls, and with what: for checks of shapes and labels before the first step."""
+"""The losses that a model's step calls, and whether they can take the labels and shapes of the data: known before it.
+
+Class labels are to be classes of the model's outputs. TensorFlow refuses others on CPUs while it computes the loss; on
+GPUs, and by XLA, the loss becomes NaN. Where all labels are in memory, they are looked at.
+
+TensorFlow stretches shapes that do not fit over each other. Targets [N] and outputs [N, 10] give an error deep in a
+graph for most N, and train without one where N is 10. So a loss is traced for a number of rows that no other dimension
+has. A trace that fails proves nothing by itself, as a user's loss may raise for many reasons: the loss is refused where
+it takes other targets for the same outputs.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Loss, PerOutput
+from mirrorkit._types import KerasModel, Loss, Nest, PerOutput
+from mirrorkit.errors import DataError
 from mirrorkit.train.ambient import ambient, replaces
+from mirrorkit.variables import unchanged
 
 
 class LossCall(NamedTuple):
@@ -54,25 +65,143 @@ def mask_of(tensor: tf.Tensor) -> Any:
     return private.get("masking.get_keras_mask")(tensor)
 
 
-def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
-    """Warn when the last layer gives logits and the loss expects probabilities, or vice versa.
+class LabelledLoss(NamedTuple):
+    """Of a loss that takes class labels: the place of its targets among all, and which classes there are."""
 
-    Both train without an error and to a poor result.
+    place: int
+    classes: int  # values of the model's output
+    ignored: int | None  # a label that does not count
+
+
+def labelled(calls: Sequence[LossCall], y: Nest) -> list[LabelledLoss]:
+    """Return the losses that take class labels, from the calls of a trace with these targets."""
+    places = {id(one): place for place, one in enumerate(tf.nest.flatten(y))}
+    return [
+        LabelledLoss(places[id(call.y)], call.y_pred.shape[-1], setting_of(call.loss, "ignore_class"))
+        for call in calls
+        if id(call.y) in places and _takes_classes(call.loss) and call.y_pred.shape.rank and call.y_pred.shape[-1]
+    ]
+
+
+def check_labels(losses: Sequence[LabelledLoss], labels: Nest) -> None:
+    """Refuse labels of a set (arrays in memory) that a sparse loss has no class for; name the first.
+
+    Floats count as the whole numbers they are cut to.
     """
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-    if "crossentropy" not in name.replace("_", "").lower() or not getattr(model, "layers", None):
-        return
-    layer = model.layers[-1]
-    activation = getattr(getattr(layer, "activation", None), "__name__", None)
-    from_logits = bool(setting_of(loss, "from_logits"))
-    is_plain = isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)) and activation in (None, "linear")
-    if is_plain and not from_logits:
-        found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"
-    elif activation in ("softmax", "sigmoid") and from_logits:
-        found, cure = f"the model's last layer applies {activation}, so it returns probabilities", "from_logits=False"
-    else:
-        return
-    cls = "".join(part.capitalize() for part in name.split("_")) if isinstance(loss, str) else name
-    warnings.warn(
-        f"The loss {name!r} does not fit the model: {found}. Use keras.losses.{cls}({cure}).", UserWarning, stacklevel=3
+    targets = tf.nest.flatten(labels)
+    for place, classes, ignored in losses:
+        given = targets[place]
+        is_numbers = isinstance(given, np.ndarray) and given.dtype.kind in "biuf"
+        if not is_numbers or (given.min() > -1 and given.max() < classes):  # not so with a NaN
+            continue
+        others = np.argwhere(~((given > -1) & (given < classes)) & (given != ignored))
+        if len(others):
+            where = f" of example {others[0][0]} (counted from 0, as they lie in the split)"
+            raise DataError(label_fault(given[tuple(others[0])], classes, where))
+
+
+def label_fault(value: Any, classes: int, where: str) -> str:
+    """Say that a class label is none, and what to do."""
+    return (
+        f"A label{where} is {value}; the loss takes whole numbers from 0 to {classes - 1}, one for each of the "
+        f"{classes} values of the model's output. Correct the labels, or give the model an output for each class. "
+        "For labels that should not count: keras.losses.SparseCategoricalCrossentropy(ignore_class=...)."
     )
+
+
+def _takes_classes(loss: Loss) -> bool:
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        return bool(getattr(loss, "axis", -1) == -1)
+    return getattr(loss, "fn", loss) is keras.losses.sparse_categorical_crossentropy
+
+
+Shape: TypeAlias = "list[int | None]"
+
+_ROWS = (132, 156, 204, 228, 276, 348)  # divisible by 12, so that a loss over pairs, say, is traced too
+_SIZE = 7  # of other dimensions that the data does not tell
+
+
+def loss_faults(calls: Sequence[LossCall], names: Sequence[str]) -> dict[str, str]:
+    """Return by its log name what is wrong with the shapes that each loss is called with."""
+    found = {}
+    with unchanged([]):  # a loss may draw from Python's or NumPy's generator
+        for name, call in zip(names, calls, strict=True):
+            if all(tf.is_tensor(one) for one in call[1:3]) and (fault := _fault(call)):
+                found[name] = f"The {name} ({loss_name(call.loss)}) {fault}"
+    return found
+
+
+def _fault(call: LossCall) -> str | None:
+    """Say what is wrong, of a loss that is tried on many rows, with targets and weights of other shapes too."""
+    loss, y, y_pred = call.loss, list(call.y.shape), list(call.y_pred.shape)
+    weight: Shape = list(call.weight.shape) if tf.is_tensor(call.weight) else []
+    rows, other_rows, *_ = [rows for rows in _ROWS if rows not in {*y[1:], *y_pred[1:], *weight[1:]}]
+
+    def values(y: Shape, *, of_y: int = rows, size: int | None = None) -> tf.TensorShape | None:
+        """Return the shape of the values for targets, before Keras's own mean; None where the loss raises.
+
+        `of_y` is how many targets there are, other than outputs, and `size` that of unknown dimensions.
+        """
+        specs = [_spec(call.y, y, of_y, size), _spec(call.y_pred, y_pred, rows, size)]
+        return _traced(lambda *both: loss.call(*(tf.cast(one, loss.dtype) for one in both)), *specs)
+
+    def takes(weight: Shape) -> bool:
+        """Return whether its values can be summed with sample weights of this shape."""
+        parts = zip(call[1:], (y, y_pred, weight), strict=True)
+        return _traced(loss, *[_spec(of, shape, rows) for of, shape in parts]) is not None
+
+    found = values(y)
+    if found is None:
+        # Other shapes that targets may have: that of the outputs, or with a class index in place of the last axis.
+        for targets in (y_pred, y_pred[:-1], [*y_pred[:-1], 1]):
+            taken = values(targets) if targets and targets[1:] != y[1:] else None
+            if taken is not None and taken.rank and taken[0] == rows:
+                return (
+                    f"does not take targets {shown(y)} for outputs {shown(y_pred)}. It takes targets {shown(targets)}. "
+                    "Sparse losses take class indices (tf.argmax(y, axis=-1)), others the outputs' shape "
+                    "(tf.one_hot(y, classes)). Choose a loss for these targets, or make others."
+                )
+        return None
+    if found.rank and found[0] is None:
+        found = values(y, size=_SIZE) or found
+    if found.rank and found[0] not in (None, rows):
+        return (
+            f"returned shape {list(found)} for {rows} rows of targets {shown(y)} and outputs {shown(y_pred)}; a step "
+            "takes the mean over the examples. Return one value for each, shape [rows], or several, [rows, ...]."
+        )
+    # TensorFlow stretches [N] and [N, 1] to [N, N], unless the targets have the shape that meets the outputs by rows.
+    fitting = None
+    if len(y_pred) == len(y) + 1 and y_pred[-1] == 1:
+        fitting = [*y, 1]
+    elif len(y) == len(y_pred) + 1 and y[-1] == 1:
+        fitting = y[:-1]
+    # Only a loss that does not pair them takes more targets than outputs.
+    if fitting and values(y, of_y=other_rows) is not None and values(fitting, of_y=other_rows) is None:
+        return (
+            f"compares every target with every output: TensorFlow stretches targets {shown(y)} and outputs "
+            f"{shown(y_pred)} over each other. Let the data yield targets {shown(fitting)}: y[:, tf.newaxis], or "
+            "tf.squeeze(y, -1). Of whole numbers [N, 1] mk.data.arrays makes [N]; give it floats."
+        )
+    if weight and not takes(weight) and takes(weight[:1]):
+        return (
+            f"does not take sample weights {shown(weight)} for targets {shown(y)} and outputs {shown(y_pred)}. Let the "
+            "data yield one weight for each example, [N]."
+        )
+    return None
+
+
+def _spec(of: tf.Tensor, shape: Shape, rows: int, size: int | None = None) -> tf.TensorSpec:
+    return tf.TensorSpec([rows, *(size if length is None else length for length in shape[1:])], of.dtype)
+
+
+def _traced(function: Callable[..., Any], *specs: tf.TensorSpec) -> tf.TensorShape | None:
+    try:
+        traced = tf.function(lambda *tensors: function(*tensors), autograph=False).get_concrete_function(*specs)
+        return tf.TensorShape(traced.structured_outputs.shape)
+    except Exception:  # whatever a user's loss may raise
+        return None
+
+
+def shown(shape: Shape) -> str:
+    """Return a shape as a message has it: [N, 10]."""
+    return f"[{', '.join(['N', *('?' if length is None else str(length) for length in shape[1:])])}]"

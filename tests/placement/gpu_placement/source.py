@@ -20,8 +20,8 @@ _OF_THE_MODEL = {
     f"{name}.py".replace("/", os.sep)
     for name in (
         *("train/keras_model/calling", "train/keras_model/keras_operations"),
-        *("train/replica_code/keras_calls", "train/replica_code/pure_step"),
-        *("train/step/compiled_model", "train/step/functions", "train/totals/totals"),
+        *("train/replica_code/replaced", "train/replica_code/pure_step"),
+        *("train/step/keras_compile", "train/step/functions", "train/totals/totals"),
         *("optim/functional", "private"),
     )
 }

@@ -38,7 +38,6 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         (lambda x, y: plain_dataset(x, y, batch=30).take(0), "empty.*drop_remainder"),
         (lambda x, y: plain_dataset(x, y, batch=30).filter(lambda x, y: False), "no batch.*filters"),
         (lambda x, y: plain_dataset(x, y, batch=30).repeat(), "never ends.*steps"),
-        (lambda x, y: plain_dataset(x, y, x, y, batch=30), "tuple of 4 parts.*dict"),
         (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), r"single examples.*dataset\.batch"),
         (
             lambda x, y: tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_types=(tf.float32, tf.float32)),
@@ -52,7 +51,7 @@ def loop(strategy_of: Any) -> mk.train.Loop:
         (lambda x, y: tf.data.Dataset.from_tensors((x, y, y[:20, 0])), r"component \[2\] has 20\."),
     ],
     ids=[
-        *("tuple", "split", "empty", "filtered", "endless", "four parts", "unbatched"),
+        *("tuple", "split", "empty", "filtered", "endless", "unbatched"),
         *("no rank", "windows", "optionals", "sparse", "ragged", "one target", "fewer weights"),
     ],
 )

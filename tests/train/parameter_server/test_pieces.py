@@ -14,8 +14,7 @@ import mirrorkit as mk
 from mirrorkit.errors import StepError
 from mirrorkit.train.input.epoch import EpochIterator, HostIterator
 from mirrorkit.train.input.resident import SentIterator
-from mirrorkit.train.parameter_server.calls import RemoteCalls
-from mirrorkit.train.parameter_server.pieces import pieces, specs
+from mirrorkit.train.parameter_server.calls import RemoteCalls, pieces, specs
 
 Cut = tuple[int, int, tuple[Any, ...], list[list[list[int]]]]  # first batch, updates, sizes, the batches of each update
 

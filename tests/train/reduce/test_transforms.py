@@ -130,7 +130,6 @@ def _odd(state: Any = (), update: Any = lambda gradients, state: (gradients, sta
 
 
 ODD = {
-    "no list": (Noise(), r"transforms must be a list .*Noise"),
     "no transform": ([5], r"int cannot be one of the transforms: .*'init'"),
     "a class": ([Noise], "type cannot be one of the transforms"),
     "a state of text": ([_odd({"a": ["b"]})], "'b', which is no number"),

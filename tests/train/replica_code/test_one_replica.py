@@ -12,7 +12,7 @@ from training_helpers import fit_compiled, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
-from mirrorkit.train.replica_code import tensorflow_calls
+from mirrorkit.train.replica_code import replaced
 
 _X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 _Y = _X[:, :1] ** 2
@@ -123,7 +123,7 @@ class Summarizes(keras.layers.Layer):  # type: ignore[misc, name-defined]
 
 
 def test_summaries_of_a_layer_are_told_of_once(make_loop: Any, caplog: pytest.LogCaptureFixture) -> None:
-    tensorflow_calls.warn_of_summaries.cache_clear()
+    replaced.warn_of_summaries.cache_clear()
     net = lambda: keras.Sequential([keras.Input((3,)), Summarizes(), keras.layers.Dense(1)])  # noqa: E731
     make_loop(("mirrored", 2), net).fit(_data(), verbose=0)
     assert caplog.text.count("tf.summary") == 1

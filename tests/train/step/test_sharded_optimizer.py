@@ -108,18 +108,18 @@ def test_the_check_of_the_replicas_and_warm_up(make_loop: Any, numbers: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "found", "cure"),
+    ("optimizer", "found"),
     [
-        (lambda: keras.optimizers.Lamb(), r"\.Lamb", "Use one of these"),
-        (lambda: type("Mine", (keras.optimizers.SGD,), {})(), r"\.Mine", "Use one of these"),
-        (lambda: keras.optimizers.SGD(clipnorm=0.5), "clipnorm=0.5", "clip_norm=0.5"),
-        (lambda: keras.optimizers.SGD(global_clipnorm=2.0), "global_clipnorm=2.0", "clip_norm=2.0"),
-        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema=True", "ema=0.99"),
+        (lambda: keras.optimizers.Lamb(), r"\.Lamb"),
+        (lambda: type("Mine", (keras.optimizers.SGD,), {})(), r"\.Mine"),
+        (lambda: keras.optimizers.SGD(clipnorm=0.5), "clipnorm=0.5"),
+        (lambda: keras.optimizers.SGD(global_clipnorm=2.0), "global_clipnorm=2.0"),
+        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema=True"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:SGD.use_ema")
-def test_optimizers_that_are_refused(optimizer: Any, found: str, cure: str, make_loop: Any) -> None:
-    with pytest.raises(StepError, match=f"(?s){found}.*{cure}"):
+def test_optimizers_that_are_refused(optimizer: Any, found: str, make_loop: Any) -> None:
+    with pytest.raises(StepError, match=f"(?s){found}.*clip_norm and ema of Step"):
         make_loop(("mirrored", 2), line_net, optimizer, shard_optimizer=True)
 
 
@@ -128,7 +128,7 @@ def test_what_else_is_refused(make_loop: Any, strategy_of: Any) -> None:
     built.build(model.trainable_variables)
     with pytest.raises(StepError, match="is built already"):
         mk.train.Step(model, built, loss="mse", shard_optimizer=True)
-    with pytest.raises(StepError, match="found CentralStorageStrategy"):
+    with pytest.raises(StepError, match="CentralStorageStrategy has no copy"):
         make_loop(("central_storage", 2), line_net, shard_optimizer=True)
 
     def constrained() -> Any:

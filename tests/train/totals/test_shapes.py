@@ -14,8 +14,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.totals.losses import LossCall
-from mirrorkit.train.totals.shapes import loss_faults
+from mirrorkit.train.totals.losses import LossCall, loss_faults
 
 L = keras.layers
 
@@ -53,9 +52,8 @@ def fault(loss: Any, y: Any, y_pred: Any, weight: Any = None, dtype: Any = tf.fl
 
 
 N = None
-OUTPUTS = "takes targets of the outputs' shape, "
-TARGETS = f"{OUTPUTS}[N, 10]. For class indices choose a sparse loss"
-INDICES = "takes class indices, [N]. For one-hot targets choose 'categorical_crossentropy'"
+TARGETS = "It takes targets [N, 10]."
+INDICES = "It takes targets [N]. Sparse losses take class indices"
 STRETCHED = "compares every target with every output"
 
 
@@ -69,10 +67,10 @@ STRETCHED = "compares every target with every output"
         ("categorical_crossentropy", [N], [N, 10], TARGETS),
         ("binary_crossentropy", [N], [N, 10], TARGETS),
         ("sparse_categorical_crossentropy", [N, 10], [N, 10], INDICES),
-        ("mse", [N, 3], [N, 10], f"{OUTPUTS}[N, 10]. Let the data yield those, or the model return [N, 3]"),
-        ("mse", [N, 8], [N, 8, 10], f"{OUTPUTS}[N, 8, 10]. For class indices"),
+        ("mse", [N, 3], [N, 10], TARGETS),
+        ("mse", [N, 8], [N, 8, 10], "It takes targets [N, 8, 10]."),
         (Distance(), [N], [N, 1], f"{STRETCHED}: TensorFlow stretches targets [N] and outputs [N, 1]"),
-        (Distance(), [N, 1], [N], "the outputs' shape: [N] (tf.squeeze(y, -1))"),
+        (Distance(), [N, 1], [N], "targets [N]: y[:, tf.newaxis], or tf.squeeze"),
         (Distance(), [N, None], [N, None, 1], STRETCHED),
         (flat, [N, 7], [N, 7, 3], "returned shape [924] for 132 rows"),
         (flat, [N, None], [N, None, 3], "returned shape [924] for 132 rows"),
@@ -116,7 +114,7 @@ def test_what_fits_or_may_fit(loss: Any, y: Any, y_pred: Any) -> None:
 )
 def test_sample_weights(y: Any, weight: Any, fits: bool) -> None:
     found = fault("mse", y, y, weight)
-    assert found is None if fits else "sample weights [N, 6] do not fit the loss (mean_squared_error)" in str(found)
+    assert found is None if fits else "The loss (mean_squared_error) does not take sample weights [N, 6]" in str(found)
 
 
 @pytest.fixture
