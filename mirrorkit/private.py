@@ -269,6 +269,11 @@ NEEDS = (
         "the dtype of a variable of which a graph knows only the handle",
     ),
     Names(
+        "a list of variables",
+        "_self_",
+        "attributes of TensorFlow, not of the user, on a list or dict of variables",
+    ),
+    Names(
         "keras.src.backend.common.global_state",
         "get_global_attribute set_global_attribute",
         "variables that are never given values",

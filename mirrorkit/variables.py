@@ -55,6 +55,12 @@ def read(variable: Any) -> tf.Tensor:
         return tf.identity(own)
 
 
+def mark_named(variable: tf.Variable, name: str) -> tf.Variable:
+    """Call a TensorFlow variable by the attribute that it is, in place of "Variable:0"."""
+    variable._mirrorkit_name = name
+    return variable
+
+
 def mark_sharded(variable: Any) -> None:
     """Remember that each replica's copy of a variable holds another part of something, not the same values."""
     native(variable)._mirrorkit_sharded = True
@@ -93,7 +99,8 @@ def distinct(variable: Any) -> list[Any]:
 
 def path(variable: Any) -> str:
     """Return the name by which messages and files know a Keras or TensorFlow variable, such as "dense/kernel"."""
-    return getattr(variable, "path", None) or variable.name
+    named = getattr(variable, "_mirrorkit_name", None) if isinstance(variable, tf.Variable) else None
+    return getattr(variable, "path", None) or named or variable.name
 
 
 def fixed_number(name: str, value: Any, cure: str) -> float:

@@ -96,13 +96,18 @@ class LayerState:
 def some_follow(values: Sequence[tf.Tensor], data: Nest) -> bool:
     """Return whether tensors of the graph that is traced depend on others, which may be of a graph around it."""
     begin = {tf.identity(one).op.inputs[0].op for one in tf.nest.flatten(data, expand_composites=True)}
+    return bool(operations_of(values) & begin)
+
+
+def operations_of(values: Sequence[tf.Tensor]) -> set[tf.Operation]:
+    """Return the operations of a graph that tensors follow from."""
     found, left = set(), [value.op for value in values]  # one walk for all: a large model has many operations
     while left:
         op = left.pop()
         if op not in found:
             found.add(op)
             left += [one.op for one in op.inputs]
-    return bool(found & begin)
+    return found
 
 
 def advance(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

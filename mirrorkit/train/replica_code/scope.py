@@ -204,6 +204,7 @@ class ReplicaScope(ShareScope, Assignments):
     Args:
         share, by_user: see `ShareScope`.
         variables: of the model, Keras's.
+        plain: `tf.Variable`s that the step writes. Keras tells nothing of them; they are combined at the end.
         updates: of each optimizer, by its id and those of the variables that it is given gradients of, its update as a
             pure function, traced once for all replicas.
         transforms: of the gradients that each optimizer is given, by its id.
@@ -217,6 +218,7 @@ class ReplicaScope(ShareScope, Assignments):
         self,
         share: Share,
         variables: Sequence[Variable],
+        plain: Sequence[tf.Variable],
         updates: dict[tuple[int, ...], TraceOnce],
         transforms: Mapping[int, Transforms],
         *,
@@ -225,6 +227,8 @@ class ReplicaScope(ShareScope, Assignments):
         ShareScope.__init__(self, share, by_user)
         Assignments.__init__(self, share.replica, variables, collect_losses=True)
         self._updates, self._transforms = updates, transforms
+        owned = [(variable, own_copy(variable, share.replica)) for variable in plain]
+        self._plain = [Assigned(variable, own, tf.identity(own)) for variable, own in owned]
         self.applied: list[Sequence[tf.Tensor]] = []
 
     def get_current_value(self, variable: KerasVariable) -> Any:
@@ -296,6 +300,12 @@ class ReplicaScope(ShareScope, Assignments):
             for variable, value in zip(own, new, strict=True):
                 if value is not None:
                     variable.assign(value)
+
+    def end(self, values: Sequence[tf.Tensor] = ()) -> Sequence[tf.Tensor]:
+        """Combine at the end of the step."""
+        self.noted |= {id(one.variable): one for one in self._plain}
+        self._plain = []
+        return self.combine(values)
 
     def refusal(self, why: str, cure: str) -> StepError:
         """See `ShareScope`."""

@@ -156,6 +156,16 @@ class WritesAVariableThatIsNowhere(Base):
         return super().train_step(data)
 
 
+class ReadsAgain(Base):
+    def __init__(self):
+        super().__init__()
+        self.mean = tf.Variable(0.0)
+
+    def objective(self, x, y):
+        self.mean.assign(0.99 * self.mean + 0.01 * tf.reduce_mean(y))
+        return super().objective(x, y - self.mean)
+
+
 class InSixteenBits(Base):
     def __init__(self):
         super().__init__()
@@ -224,6 +234,7 @@ FAULTY = {
     Appends: r"train_step of {} changes the Python attributes \['losses_seen'\]",
     DrawsFromAState: "draws random numbers with TensorFlow's RandomGamma",
     WritesAVariableThatIsNowhere: "writes the variable '.*', which is not part of the model",
+    ReadsAgain: r"writes the tf.Variable 'reads_again\.mean' and reads it again.*self\.add_weight",
     Gathers: r"mk\.train\.all_gather was called in a step that computes on each shard",
     InSixteenBits: "InSixteenBits takes the gradient of a loss that it did not scale",
     Accumulates: r"SGD\(gradient_accumulation_steps=2\) is not supported in a Step",

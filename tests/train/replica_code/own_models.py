@@ -149,6 +149,21 @@ class MeanTeacher(keras.Model):
         return {"raw": loss}  # of the last batch
 
 
+class Tracks(VAE):
+    """Variables of TensorFlow, which Keras knows nothing of: a counter, and a mean of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.means = tf.Variable(0.0), {"x": tf.Variable(tf.zeros((6,)))}
+
+    def train_step(self, data):
+        x, _ = data
+        logs = super().train_step(data)
+        self.seen.assign_add(1.0)
+        self.means["x"].assign(0.9 * self.means["x"] + 0.1 * tf.reduce_mean(x, axis=0))
+        return {**logs, "seen": self.seen}
+
+
 class Reshapes(keras.Model):
     """Not built, and its call takes other inputs than its step; logs a loss of the last batch by a metric's name."""
 
@@ -324,6 +339,7 @@ MODELS = {
     "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
     "critic": made(Critic, optimizer=adam()),
     "late": made(Late, optimizer=adam(), loss=lambda: "mse", metrics=lambda: ["mae"]),
+    "tracks": made(Tracks, optimizer=adam()),
     "reshapes": made(Reshapes, optimizer=sgd(0.1), loss=lambda: "mse"),
     "synchronized": made(Synchronized, optimizer=sgd(0.05)),
     "weighted": made(

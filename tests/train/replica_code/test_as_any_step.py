@@ -93,7 +93,7 @@ class _DrawsAll(faulty_models.DropsAndNormalizes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.seen = tf.Variable(0.0)
 
     def objective(self, x: Any, y: Any) -> Any:
         self.seen.assign_add(1.0)

@@ -42,7 +42,7 @@ def largest(one: Any, other: Any) -> float:
 
 
 FAST = [("distillation", 2), ("in_loops", 3)]
-ALL = [*((name, 3) for name in own_models.MODELS), ("wgan", 1), ("wgan", 2), ("late", 1)]
+ALL = [*((name, 3) for name in own_models.MODELS), ("wgan", 1), ("wgan", 2), ("tracks", 1), ("late", 1)]
 CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)]
 
 
