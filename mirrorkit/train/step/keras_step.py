@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ from mirrorkit.train.step.global_batch import GlobalBatch
 from mirrorkit.train.step.keras_compile import compiled_config, require_same_compile
 from mirrorkit.train.step.loop_step import LoopStep, Need, Pass
 from mirrorkit.train.step.options import Options
-from mirrorkit.variables import copies, own_copy, path
+from mirrorkit.variables import copies, own_copy
 
 
 class KerasStep(LoopStep):
@@ -294,6 +293,3 @@ class KerasStep(LoopStep):
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
     return tf.stack(values) if values else tf.zeros([0])
-
-
-_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")

@@ -41,6 +41,7 @@ from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, prediction
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.train.totals.losses import warn_on_logits_mismatch
 
 _log = logging.getLogger("mirrorkit")
 
@@ -116,6 +117,7 @@ class Step:
     ) -> None:
         if not isinstance(model, LossModel):
             check_overrides(model)
+            warn_on_logits_mismatch(model, loss)
         self._begin(
             model,
             optimizer,

@@ -11,6 +11,7 @@ it takes other targets for the same outputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -205,3 +206,27 @@ def _traced(function: Callable[..., Any], *specs: tf.TensorSpec) -> tf.TensorSha
 def shown(shape: Shape) -> str:
     """Return a shape as a message has it: [N, 10]."""
     return f"[{', '.join(['N', *('?' if length is None else str(length) for length in shape[1:])])}]"
+
+
+def warn_on_logits_mismatch(model: KerasModel, loss: PerOutput) -> None:
+    """Warn when the last layer gives logits and the loss expects probabilities, or vice versa.
+
+    Both train without an error and to a poor result.
+    """
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    if "crossentropy" not in name.replace("_", "").lower() or not getattr(model, "layers", None):
+        return
+    layer = model.layers[-1]
+    activation = getattr(getattr(layer, "activation", None), "__name__", None)
+    from_logits = bool(setting_of(loss, "from_logits"))
+    is_plain = isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)) and activation in (None, "linear")
+    if is_plain and not from_logits:
+        found, cure = "the model's last layer has no activation, so it returns logits", "from_logits=True"
+    elif activation in ("softmax", "sigmoid") and from_logits:
+        found, cure = f"the model's last layer applies {activation}, so it returns probabilities", "from_logits=False"
+    else:
+        return
+    cls = "".join(part.capitalize() for part in name.split("_")) if isinstance(loss, str) else name
+    warnings.warn(
+        f"The loss {name!r} does not fit the model: {found}. Use keras.losses.{cls}({cure}).", UserWarning, stacklevel=3
+    )

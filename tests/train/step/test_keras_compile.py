@@ -1,8 +1,9 @@
-"""`Step.from_compiled`: a second compile; data in float64."""
+"""`Step.from_compiled`: a second compile; logits taken for probabilities; data in float64."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,41 @@ def test_a_second_compile_is_refused(when: str, policy: str, strategy_of: Any, r
             loop.evaluate(data) if when == "before evaluate" else loop.fit(data, epochs=3, verbose=0)
         again = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
     assert again.fit(data, verbose=0).history["loss"]
+
+
+# --- A warning where the model gives logits and the loss takes probabilities, or the other way round
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "cure"),
+    [
+        (None, "sparse_categorical_crossentropy", r"SparseCategoricalCrossentropy\(from_logits=True\)"),
+        (None, keras.losses.BinaryCrossentropy(), r"BinaryCrossentropy\(from_logits=True\)"),
+        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "from_logits=False"),
+        ("sigmoid", keras.losses.BinaryCrossentropy(from_logits=True), "from_logits=False"),
+    ],
+)
+def test_a_loss_that_takes_logits_for_probabilities_is_named(last: Any, loss: Any, cure: str) -> None:
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation=last)])
+    with pytest.warns(UserWarning, match=cure):
+        mk.train.Step(model, keras.optimizers.SGD(), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss"),
+    [
+        ([L.Dense(3)], keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ([L.Dense(3, activation="softmax")], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Softmax()], "sparse_categorical_crossentropy"),
+        ([L.Dense(3), L.Activation("softmax")], "categorical_crossentropy"),
+        ([L.Dense(1)], "mse"),
+        ([L.Dense(1, activation="sigmoid")], "binary_crossentropy"),
+    ],
+)
+def test_a_loss_that_fits_brings_no_warning(layers: list[Any], loss: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mk.train.Step(keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.SGD(), loss=loss)
 
 
 # --- data in float64 trains as in Keras's `fit`, which casts it: `x / 255.0` is in most scripts
