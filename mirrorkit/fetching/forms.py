@@ -83,11 +83,6 @@ def pack(form: Form, leaves: Sequence[Any]) -> Any:
     return mapped(lambda _: next(rest), form)
 
 
-def empty(form: Form, size: int) -> list[np.ndarray]:
-    """Return arrays for so many items, one for each leaf."""
-    return [np.empty([size, *leaf.shape], leaf.dtype) for leaf in flat(form)]
-
-
 def described(form: Form) -> str:
     """Return a form in words, such as "(uint8 [28, 28], int64)"."""
     if isinstance(form, dict):
