@@ -213,12 +213,11 @@ def test_no_file_outside_the_folder_of_the_index_is_read(tmp_path):
             data.records(folder, global_batch_size=5)
 
 
-@pytest.mark.parametrize("gzip", [False, True])
-def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_path, gzip):
-    write(tmp_path, gzip=gzip)
+def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_path):
+    write(tmp_path)
     for told in (-5, 10, 14, 16, 10**12):
         edit(tmp_path, of_shard(examples=told))
-        with pytest.raises(DataError, match=rf"00000-of-00002.* {told} examples, found 15"):
+        with pytest.raises(DataError, match=rf"00000-of-00002.* hold \[{told}, 15\] examples.* found 30: 15, 15"):
             data.records(tmp_path, global_batch_size=5)
 
 
