@@ -170,8 +170,8 @@ MECHANISMS = (
     Mechanism(
         "the index knows where a record begins",
         "mirrorkit/data/record_reading.py",
-        "one.offsets[[first, first + count]]",
-        "one.offsets[[0, count]]",
+        "offsets[[first, first + count]]",
+        "offsets[[0, count]]",
         "tests/data/test_record_index.py",
     ),
     Mechanism(
