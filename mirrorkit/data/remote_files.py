@@ -1,7 +1,4 @@
-"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same.
-
-What is read of filecache::s3://bucket/folder goes through fsspec's cache of whole files.
-"""
+"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same."""
 
 from __future__ import annotations
 
@@ -20,9 +17,8 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from mirrorkit import object_storage
-from mirrorkit.data import filecache
 from mirrorkit.data.disk import file_errors, reason
-from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
+from mirrorkit.errors import DataError, FileError, MirrorkitError
 from mirrorkit.object_storage import is_address, tried
 
 T = TypeVar("T")
@@ -46,10 +42,6 @@ class RemoteFile(str):
 
     size: int
     mark: str
-
-    def as_text(self) -> str:
-        """Return it as a text that a tensor can hold."""
-        return f"{self.size}\n{self.mark}\n{self}"
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -129,16 +121,10 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     """
     if first >= end:
         return b""
-    if (known := filecache.of_known(file.as_text(), first, end)) is not None:
-        return known
     system, path = _opened(file)
-    copy = None
     with store_errors(file):
         try:
-            if file.startswith(filecache.PREFIX):
-                content, copy = tried(file, filecache.read, system, path, file.size, first, end, size=file.size)
-            else:
-                content = bytes(tried(file, system.cat_file, path, start=first, end=end))
+            content = bytes(tried(file, system.cat_file, path, start=first, end=end))
         except (FileNotFoundError, MirrorkitError):
             raise
         except Exception:  # perhaps since it is shorter now
@@ -147,8 +133,6 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     require_unchanged(file)
     if len(content) != end - first:
         raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
-    if copy is not None:
-        filecache.remember(file.as_text(), copy)
     return content
 
 
@@ -269,15 +253,7 @@ def _asked(address: str, what: str, **options: Any) -> Any:
         return tried(address, getattr(system, what), path, **options)
 
 
-@functools.lru_cache(1024)
-def _opened(address: str) -> tuple[Any, str]:
-    """The file system of an address without its cache, and the path in it."""
-    before, chain, target = address.rpartition("::")
-    if before + chain not in ("", filecache.PREFIX):
-        # simplecache takes half a file for a whole one, and blockcache zeros for what did not come
-        cached = filecache.PREFIX + target
-        raise ArgumentError(f"{address}: of fsspec's caches only {filecache.PREFIX} is supported. Write {cached}.")
-    return object_storage.opened(target)
+_opened = functools.lru_cache(1024)(object_storage.opened)
 
 
 def _files(given: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
