@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit.arguments import is_whole
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
-from mirrorkit.data.index_file import read_index, require_features
+from mirrorkit.data.index_file import read_index
 from mirrorkit.data.reading import OfReader
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
@@ -132,7 +132,6 @@ class Records(OfReader):
         )
         # arrays of one dtype and shape throughout: examples of one size
         self._read_by(self.counts, one_size=True)
-        require_features(self.files[0], self.compression, index["features"])
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
@@ -213,7 +212,8 @@ def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:
     flat = {}
     for key, feature in features.items():
         values = tf.io.decode_raw(parsed[key], feature["dtype"])
-        flat[key] = tf.reshape(values, [serialized.shape[0] or -1, *feature["shape"]])
+        # as many rows as examples: arrays of another size than the index says are an error
+        flat[key] = tf.reshape(values, [serialized.shape[0] or tf.shape(serialized)[0], *feature["shape"]])
     return record_files.unflatten(flat)
 
 
