@@ -103,7 +103,10 @@ class Column:
 
     def _require_whole(self, array: Any, file: str) -> None:
         if array.null_count:
-            raise missing(self.name, file, array.null_count)
+            raise DataError(
+                f"{file}: {array.null_count} values are missing in the column {self.name!r}. Fill them, with "
+                f"fill={{{self.name!r}: 0}}, say, or leave out their rows when the file is written."
+            )
 
 
 def column_of(name: str, arrow_type: Any, file: str) -> Column:
@@ -123,14 +126,6 @@ def column_of(name: str, arrow_type: Any, file: str) -> Column:
     if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
         return Column(name, tf.as_dtype(inner.to_pandas_dtype()), shape, inner)
     raise DataError(f"{file}: the column {name!r} is of type {arrow_type}, which tensors do not have. {_CURE}")
-
-
-def missing(name: str, file: str, number: int) -> DataError:
-    """Return the error about missing values in a column of a file."""
-    return DataError(
-        f"{file}: {number} values are missing in the column {name!r}. Fill them, with fill={{{name!r}: 0}}, say, or "
-        "leave out their rows when the file is written."
-    )
 
 
 def places_of(footer: Any, names: Sequence[str]) -> list[int]:

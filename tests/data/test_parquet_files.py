@@ -48,9 +48,6 @@ def test_names_may_hold_dots(tmp_path):
     assert recipe._reader.row_bytes >= 8 + 3 * 4
     x, y = joined(collect(recipe.dataset()))
     assert (x.tolist(), y.shape) == ([i + 0.5 for i in range(20)], (20, 3))
-    pq.write_table(pa.table({"a.b": [1.0, None]}), tmp_path / "00.parquet")
-    with pytest.raises(DataError, match=r"missing in the column 'a\.b'"):
-        data.parquet(tmp_path / "00.parquet", x="a.b", **SIZE)
 
 
 def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
@@ -126,10 +123,10 @@ def test_a_worker_reads_the_row_groups_of_its_lanes_alone(tmp_path, shuffle, mon
 def test_files_of_different_schemas_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [5, 5])
     pq.write_table(pa.table({"number": np.arange(3) / 2, "label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02.*'number' .*double, .*00.*int64"):
+    with pytest.raises(DataError, match=r"02.*'number', of type int64 .*00.* found double"):
         data.parquet(tmp_path, y="label", **SIZE)
     pq.write_table(pa.table({"label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02.*no column 'number'"):
+    with pytest.raises(DataError, match=r"02.*'number'.* found none among label"):
         data.parquet(tmp_path, y="label", **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 13
 
@@ -138,7 +135,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
     write_tables(tmp_path, [20, 20])
     pq.write_table(pa.table([[1], [2], [3]], names=["number", "number", "label"]), tmp_path / "01.parquet")
     for options in ({}, {"x": "number"}, {"y": "number"}, {"x": ["label", "number"]}):
-        with pytest.raises(DataError, match=r"01.*2 columns of the name 'number'"):
+        with pytest.raises(DataError, match=r"01.*'number'.* found int64, int64"):
             data.parquet(tmp_path, **options, **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 21
 
@@ -253,12 +250,7 @@ def test_columns_become_tensors_of_their_dtypes(tmp_path):
 def test_missing_values_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [20, 20], hole=lambda n: pa.array([None if i == 25 else float(i) for i in n], pa.float64()))
     words = r"01\.parquet: 1 .*'hole'.*fill="
-    with pytest.raises(DataError, match=words):
-        data.parquet(tmp_path, y="label", **SIZE)
     assert len(order_of(data.parquet(tmp_path, x="number", y="label", **SIZE))) == 40
-    # a file that does not tell
-    table = pq.read_table(tmp_path / "01.parquet")
-    pq.write_table(table, tmp_path / "01.parquet", write_statistics=False)
     recipe = data.parquet(tmp_path, y="label", **SIZE)
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         list(recipe.dataset())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 from jobs import processes
 from own_items import Ending, Faulty, Items, Stuck
 
-from mirrorkit import data
+from mirrorkit.data.item_reader import ItemReader
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching.served import Processes
 
@@ -43,10 +42,10 @@ def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
 
 
 def test_what_is_being_fetched_is_not_waited_for():
-    batches = iter(data.source(Stuck(X, Y), global_batch_size=10, processes=2).dataset())
+    reader = ItemReader(Stuck(X, Y), None, threads=2, processes=2)
+    batches = reader.batches(iter(np.arange(40).reshape(4, 1, 10)))
     next(batches)
-    del batches
-    gc.collect()  # or this test ends by its timeout
+    batches.close()  # or this test ends by its timeout
     assert not children()
 
 
