@@ -54,16 +54,12 @@ def mnist(folder: Path) -> Any:
     return mk.data.load("mnist", data_dir=pipe(folder, "mnist.npz").parent)
 
 
-def cifar_pickles(folder: Path) -> Any:
-    return mk.data.load("cifar10", data_dir=pipe(folder, "data_batch_1").parent)
-
-
 def cifar_binary(folder: Path) -> Any:
     return mk.data.load("cifar10", data_dir=pipe(folder, "data_batch_1.bin").parent)
 
 
 PIPES = [
-    *(image_list, images, records, record_index, parquet, parquet_list, mnist, cifar_pickles, cifar_binary),
+    *(image_list, images, records, record_index, parquet, parquet_list, mnist, cifar_binary),
 ]
 
 
