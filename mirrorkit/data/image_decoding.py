@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from mirrorkit.data.distribution import untuned
 from mirrorkit.errors import DataError, RecipeError
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`
 
 _SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
 
@@ -33,7 +31,6 @@ class ImageFormat:
     interpolation: str
     crop_to_aspect_ratio: bool
     pad_to_aspect_ratio: bool
-    max_jpeg_ratio: int
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -48,24 +45,11 @@ class ImageFormat:
                 raise RecipeError(f"{name} must be one of {', '.join(values)}; found {getattr(self, name)!r}.")
         if self.crop_to_aspect_ratio and self.pad_to_aspect_ratio:
             raise RecipeError("Ask for crop_to_aspect_ratio or pad_to_aspect_ratio, not for both.")
-        if self.max_jpeg_ratio not in JPEG_RATIOS:
-            ratios = ", ".join(map(str, JPEG_RATIOS))
-            raise RecipeError(f"max_jpeg_ratio must be one of {ratios}; found {self.max_jpeg_ratio!r}.")
-        if self.max_jpeg_ratio > 1 and self.color_mode == "rgba":
-            raise RecipeError(
-                f'max_jpeg_ratio={self.max_jpeg_ratio} and color_mode="rgba" exclude each other: JPEG files have no '
-                "fourth channel, and only they can be decoded at a smaller size. Leave out one of the two."
-            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of an image."""
-        return (*self.image_size, self.channels)
-
-    @property
-    def channels(self) -> int:
-        """How many numbers a pixel has."""
-        return CHANNELS[self.color_mode]
+        return (*self.image_size, CHANNELS[self.color_mode])
 
     def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
@@ -111,24 +95,7 @@ class ImageFormat:
             return self._images(paths, *contents)
 
     def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
-        return self._resized(self._decode(_content(path, *content)))
-
-    def _decode(self, content: tf.Tensor) -> tf.Tensor:
-        """The image in the content of a file, uint8 [H, W, C]; that of a large JPEG reduced, if that was asked for."""
-        if self.max_jpeg_ratio == 1:
-            return _decoded(content, self.channels)
-        whole = functools.partial(_decoded, content, self.channels)
-        return tf.cond(tf.io.is_jpeg(content), functools.partial(self._reduced, content), whole)
-
-    def _reduced(self, content: tf.Tensor) -> tf.Tensor:
-        """The image of a JPEG file at the largest ratio at which it is no smaller than `image_size`."""
-        ratios = [ratio for ratio in JPEG_RATIOS if ratio <= self.max_jpeg_ratio]
-        size = tf.io.extract_jpeg_shape(content)[:2]  # the JPEG library divides it and rounds up
-        fits = [tf.reduce_all(-(-size // ratio) >= self.image_size) for ratio in ratios[1:]]
-        return tf.switch_case(
-            tf.reduce_sum(tf.cast(fits, tf.int32)),
-            [lambda ratio=ratio: tf.io.decode_jpeg(content, self.channels, ratio) for ratio in ratios],
-        )
+        return self._resized(_decoded(_content(path, *content), CHANNELS[self.color_mode]))
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""

@@ -67,9 +67,6 @@ class ImageFolder(OfSplit):
         crop_to_aspect_ratio: resize the largest central part with the aspect ratio of `image_size`. By default the
             whole image is stretched.
         pad_to_aspect_ratio: keep the image's aspect ratio, and pad with zeros on both sides.
-        max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
-            and width, at most, before they are resized. This is faster and gives different pixels. Each file gets the
-            largest ratio at which it is no smaller than `image_size`; files of other formats are decoded at full size.
         validation_split: the fraction of the images, between 0 and 1, for validation. The choice depends only on their
             number, not on `seed` or `shuffle`, so the two subsets never overlap.
         subset: with `validation_split`, "training" or "validation".
@@ -98,7 +95,6 @@ class ImageFolder(OfSplit):
     interpolation: str = "bilinear"
     crop_to_aspect_ratio: bool = False
     pad_to_aspect_ratio: bool = False
-    max_jpeg_ratio: int = 1
     validation_split: float | None = None
     subset: str | None = None
     skip_corrupt: bool = False

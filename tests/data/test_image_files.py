@@ -133,7 +133,6 @@ def test_what_workers_compare(folder, tmp_path_factory):
     assert identity(elsewhere) == first
     assert identity(seed=1) != first
     assert identity(image_size=(5, 5)) != first
-    assert identity(max_jpeg_ratio=2) != first
     assert identity(class_names=["b", "a", "c"]) != first
     (elsewhere / NAMES[3]).rename(elsewhere / "a/30.png")
     assert identity(elsewhere) != first
@@ -160,8 +159,6 @@ def test_what_workers_compare(folder, tmp_path_factory):
         ({"color_mode": "bgr"}, "rgba; found 'bgr'"),
         ({"interpolation": "cubic"}, "bicubic.*; found 'cubic'"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "not for both"),
-        ({"max_jpeg_ratio": 3}, "max_jpeg_ratio .* found 3"),
-        ({"max_jpeg_ratio": 2, "color_mode": "rgba"}, "max_jpeg_ratio=2 and color_mode="),
     ],
 )
 def test_bad_arguments_are_refused(folder, options, words):
