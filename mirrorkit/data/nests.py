@@ -49,63 +49,23 @@ def as_int64(labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Arrays]:
-    """Return the arrays of what was given under some names, which all hold the same examples.
-
-    Tuples and dicts of arrays stay what they are, as in Keras. A tuple or list of arrays may also mean one array, a row
-    for each part: it does where that alone gives the same number of examples everywhere.
+def checked(name: str, value: Any) -> Arrays:
+    """Return the arrays of what was given under a name; tuples and dicts of arrays stay what they are, as in Keras.
 
     Raises:
-        DataError: what is no array of numbers [N, ...], by its path; a list that may mean either.
+        DataError: what is no array of numbers [N, ...], by its path; a list of arrays, which may mean one or several.
     """
-    sequences = [found for name, value in given.items() for found in _sequences(name, value)]
-    if sequences and _of_one_length(given, opened=True) is None:
-        rows = _of_one_length(given, opened=False)
-        if rows is not None:
-            return rows
-    for path, value in sequences:
-        if isinstance(value, list):
-            raise DataError(
-                f"{path} is a list of {len(value)} arrays, which may mean several arrays (as in Keras) or the rows of "
-                f"one. Pass a tuple, tuple({path}), for several arrays, or np.stack({path}) for one."
-            )
-    return {name: _made(name, value, opened=True) for name, value in given.items()}
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{i}]", part) for i, part in enumerate(value))
-    else:
-        yield name, value
-
-
-def _sequences(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tuples and lists of arrays, with their paths."""
-    if lists_arrays(value):
-        yield name, value
-    if lists_arrays(value) or isinstance(value, Mapping):
-        for path, part in _parts(name, value):
-            yield from _sequences(path, part)
-
-
-def _of_one_length(given: Mapping[str, Any], *, opened: bool) -> dict[str, Arrays] | None:
-    try:
-        made = {name: _made(name, value, opened=opened) for name, value in given.items()}
-    except DataError:
-        return None
-    lengths = {len(leaf) for name, value in made.items() for _, leaf in leaves(name, value)}
-    return made if len(lengths) == 1 else None
-
-
-def _made(name: str, value: Any, *, opened: bool) -> Arrays:
     if isinstance(value, Mapping):
         if not value:
             raise DataError(f"{name} is an empty dict; it needs at least one array.")
-        return {key: _made(f"{name}[{key!r}]", part, opened=opened) for key, part in value.items()}
-    if opened and lists_arrays(value):
-        parts = [_made(path, part, opened=opened) for path, part in _parts(name, value)]
+        return {key: checked(f"{name}[{key!r}]", part) for key, part in value.items()}
+    if lists_arrays(value):
+        if isinstance(value, list):
+            raise DataError(
+                f"{name} is a list of {len(value)} arrays, which may mean several arrays (as in Keras) or the rows of "
+                f"one. Pass a tuple, tuple({name}), for several arrays, or np.stack({name}) for one."
+            )
+        parts = [checked(path, part) for path, part in _parts(name, value)]
         if hasattr(value, "_replace"):  # a named tuple
             return value._replace(**dict(zip(value._asdict(), parts, strict=True)))
         return tuple(parts)
@@ -127,6 +87,15 @@ def _made(name: str, value: Any, *, opened: bool) -> Arrays:
     if array.ndim == 0:
         raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
     return array
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{i}]", part) for i, part in enumerate(value))
+    else:
+        yield name, value
 
 
 class OfOne(NamedTuple):
