@@ -170,8 +170,8 @@ MECHANISMS = (
     Mechanism(
         "the index knows where a record begins",
         "mirrorkit/data/record_reading.py",
-        "offsets[[first, first + count]]",
-        "offsets[[0, count]]",
+        "begin, end = int(offsets[first]),",
+        "begin, end = 0,",
         "tests/data/test_record_index.py",
     ),
     Mechanism(

@@ -53,7 +53,7 @@ class RecordReader(Reader):
         self.by_number = not compression and all(map(is_local, self.files))
         self.offsets = functools.cache(self._offsets_in)
 
-    def _offsets_in(self, file: int) -> np.ndarray:
+    def _offsets_in(self, file: int) -> Sequence[int] | np.ndarray:
         """Return where the examples of a file begin, and the last one ends; in what a compressed file becomes."""
         path = self.files[file]
         if self.one_size and not self.compression and isinstance(self._told, tuple):
@@ -61,8 +61,9 @@ class RecordReader(Reader):
                 size = size_of(path)
             one, count = first_length(path, ""), self._told[file]
             if one is not None and count * one == size:
-                return np.arange(count + 1) * one
-        return np.cumsum([0, *lengths_of(path, self.compression)])
+                return range(0, size + 1, one)
+        lengths = np.fromiter(lengths_of(path, self.compression), np.int64)
+        return np.insert(np.cumsum(lengths), 0, 0)
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class RecordReader(Reader):
                 f"{path} should hold {self.counts[file]} examples, found {len(offsets) - 1}. Correct num_examples, or "
                 "write the file again: it does not belong to its index."
             )
-        begin, end = offsets[[first, first + count]].tolist()
+        begin, end = int(offsets[first]), int(offsets[first + count])
         return begin, end - begin
 
     def specs(self, rows: int | None) -> tuple[tf.TensorSpec, ...]:
