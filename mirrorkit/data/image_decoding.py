@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,51 +50,49 @@ class ImageFormat:
         """The shape of an image."""
         return (*self.image_size, CHANNELS[self.color_mode])
 
-    def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
+    def batch(self, paths: tf.Tensor) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
 
-        To name it costs nothing where there is none: the second dataset, which tries file by file, is not begun. The
-        `contents` of files that TensorFlow cannot read are beside their paths.
+        To name it costs nothing where there is none: the second dataset, which tries file by file, is not begun.
         """
-        given = tf.data.Dataset.from_tensors((paths,) if contents is None else (paths, contents))
+        given = tf.data.Dataset.from_tensors(paths)
         whole = given.map(self._images).ignore_errors()
         named = given.map(self._named)
         return whole.concatenate(named).take(1).get_single_element()
 
-    def damaged(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> list[int]:
+    def damaged(self, paths: tf.Tensor) -> list[int]:
         """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
-        numbered = tf.data.Dataset.from_tensor_slices((paths,) if contents is None else (paths, contents)).enumerate()
+        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
 
         @tf.autograph.experimental.do_not_convert
-        def decoded(number: tf.Tensor, file: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(_content(*file), 0))  # or TensorFlow would leave out the decoding
+        def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
 
         whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
         found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
         return sorted({*range(len(paths))} - found)
 
-    def _images(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
-        spec = tf.TensorSpec(self.shape, tf.uint8)
-        images = tf.map_fn(lambda file: self._image(*file), (paths, *contents), fn_output_signature=spec)
+    def _images(self, paths: tf.Tensor) -> tf.Tensor:
+        images = tf.map_fn(self._image, paths, fn_output_signature=tf.TensorSpec(self.shape, tf.uint8))
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
     @tf.autograph.experimental.do_not_convert
-    def _named(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
+    def _named(self, paths: tf.Tensor) -> tf.Tensor:
         """Return the images of files of which one could not be decoded; an error names it unless that works now."""
 
-        def require(*files: np.ndarray) -> bool:
-            for path, *content in zip(*files, strict=True):
+        def require(paths: np.ndarray) -> bool:
+            for path in paths:
                 try:
-                    self._image(*map(tf.constant, (path, *content)))
+                    self._image(tf.constant(path))
                 except tf.errors.OpError as error:
-                    raise _undecodable(path, content, reason(error)) from None
+                    raise _undecodable(path, reason(error)) from None
             return True
 
-        with tf.control_dependencies([tf.numpy_function(require, (paths, *contents), tf.bool)]):
-            return self._images(paths, *contents)
+        with tf.control_dependencies([tf.numpy_function(require, [paths], tf.bool)]):
+            return self._images(paths)
 
-    def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
-        return self._resized(_decoded(_content(path, *content), CHANNELS[self.color_mode]))
+    def _image(self, path: tf.Tensor) -> tf.Tensor:
+        return self._resized(_decoded(path, CHANNELS[self.color_mode]))
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""
@@ -114,10 +111,10 @@ class ImageFormat:
         return tf.ensure_shape(tf.cond(fits, lambda: image, resized), self.shape)
 
 
-def _undecodable(path: bytes, content: Sequence[bytes], why: str) -> DataError:
+def _undecodable(path: bytes, why: str) -> DataError:
     name = path.decode()
     try:
-        _decoded(_content(path, *content), 0)
+        _decoded(tf.constant(path), 0)
     except tf.errors.OpError:
         return DataError(
             f"{name} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
@@ -126,13 +123,9 @@ def _undecodable(path: bytes, content: Sequence[bytes], why: str) -> DataError:
     return DataError(f"{name} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
 
 
-def _content(path: tf.Tensor, content: tf.Tensor | None = None) -> tf.Tensor:
-    return tf.io.read_file(path) if content is None else content
-
-
-def _decoded(content: tf.Tensor, channels: int) -> tf.Tensor:
-    """The image in the content of a file, uint8 [H, W, C]; of an animation the first one."""
-    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
+def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels or None])
 
 

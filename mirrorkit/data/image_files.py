@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from mirrorkit.data.image_decoding import ImageFormat
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.in_memory import OfSplit
 from mirrorkit.data.nests import Arrays
-from mirrorkit.data.remote_files import RemoteFile, described, in_parallel, is_remote, read, versions
+from mirrorkit.data.remote_files import require_readable
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
 
@@ -48,10 +48,10 @@ class ImageFolder(OfSplit):
     The order is a pure function of (seed, epoch), the same as that of `batches` over these images.
 
     Args:
-        path: a folder with a subfolder for each class, or a list of files; or addresses of these, such as
-            "s3://bucket/flowers" (docs: Data, In a bucket). The sorted names of the subfolders are the classes. Images
-            in folders within a class folder belong to it. Hidden files, links to folders within a class, pipes, and
-            files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
+        path: a folder with a subfolder for each class, or a list of files, on this machine or at gs://. The sorted
+            names of the subfolders are the classes. Images in folders within a class folder belong to it. Hidden files,
+            links to folders within a class, pipes, and files that are not named .bmp, .gif, .jpeg, .jpg or .png are
+            left out; a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         weights, replacement, examples_per_epoch: as in `batches`.
@@ -80,6 +80,7 @@ class ImageFolder(OfSplit):
 
     Raises:
         RecipeError: what `batches` refuses; arguments that do not fit each other; an option that does not exist.
+        ArgumentError: an address, but for gs://.
         DataError: no such folder, no class folders, a class without images, no images; labels outside the classes, or
             not one for each file. A file that cannot be decoded raises an error when it is read: a DataError in a
             `Loop`, TensorFlow's InvalidArgumentError in a custom training loop. Both name the file.
@@ -101,7 +102,6 @@ class ImageFolder(OfSplit):
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
     _split: Split = field(init=False, repr=False)  # whose inputs are the paths
-    _at_addresses: Mapping[bytes, RemoteFile] = field(init=False, repr=False)
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
     def __post_init__(self) -> None:
@@ -122,7 +122,6 @@ class ImageFolder(OfSplit):
         paths = [listing.paths[place] for place in split.inputs]
         self._set(
             _split=replace(split, images=np.array(paths, object)),
-            _at_addresses={path.encode(): path for path in paths if isinstance(path, RemoteFile)},
             _crc=self._crc_of(paths, split.as_element()[1:]),
             labels=split.labels,
             class_names=listing.class_names,
@@ -133,7 +132,7 @@ class ImageFolder(OfSplit):
     @property
     def file_paths(self) -> list[str]:
         """The files, in the order of an epoch that is not shuffled."""
-        return [str(path) for path in self._split.inputs]
+        return list(self._split.inputs)
 
     @property
     def layout(self) -> object:
@@ -146,17 +145,7 @@ class ImageFolder(OfSplit):
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         paths, *labels = read
-        return (self._format.batch(paths, self._contents(paths)), *labels)
-
-    def _contents(self, paths: tf.Tensor) -> tf.Tensor | None:
-        """Return the contents of some files at addresses; None of others, which TensorFlow reads."""
-        if not self._at_addresses:
-            return None
-
-        def contents(paths: np.ndarray) -> np.ndarray:
-            return _read([self._at_addresses[path] for path in paths])
-
-        return tf.ensure_shape(tf.numpy_function(contents, [paths], tf.string, stateful=False), paths.shape)
+        return (self._format.batch(paths), *labels)
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
@@ -173,8 +162,8 @@ class ImageFolder(OfSplit):
                 )
             return list_images(folder)
         paths = paths_of("image_folder", self.path)
-        if any(map(is_remote, paths)):
-            paths = [*described(paths)]
+        for path in paths:
+            require_readable("image_folder", path)
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
         require_regular(paths)
@@ -191,8 +180,7 @@ class ImageFolder(OfSplit):
         numbers = []
         for first in range(0, len(split), _TOGETHER):
             some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
-            contents = _read(some) if isinstance(some[0], RemoteFile) else None  # what does not come is not corrupt
-            found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
+            found = self._format.damaged(tf.constant(some, tf.string))
             numbers += [first + number for number in found]
         if not numbers:
             return split
@@ -210,18 +198,13 @@ class ImageFolder(OfSplit):
             names = [path[root:].strip(os.sep) for path in paths]
         else:
             names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
+        crc = zlib.crc32("".join(f"{name}\0" for name in names).encode())
         for label in tf.nest.flatten(labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc
 
 
 image_folder = ImageFolder
-
-
-def _read(files: Sequence[RemoteFile]) -> np.ndarray:
-    """Return what files at addresses hold."""
-    return np.array(in_parallel(lambda file: read(file, 0, file.size), files), object)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

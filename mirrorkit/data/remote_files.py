@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mirrorkit import object_storage
 from mirrorkit.data.disk import file_errors, reason
-from mirrorkit.errors import DataError, FileError, MirrorkitError
+from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
 from mirrorkit.object_storage import is_address, tried
 
 T = TypeVar("T")
@@ -53,6 +53,19 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return is_address(path) and os.fspath(path).partition(":")[0] not in tf.io.gfile.get_registered_schemes()
 
 
+def require_readable(what: str, path: str) -> None:
+    """Refuse an address that TensorFlow does not read itself.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if is_remote(path):
+        raise ArgumentError(
+            f"{what} reads files on this machine, or at gs://; found {path!r}. Copy them to a disk, or write their "
+            "contents to record files, which records reads at any address."
+        )
+
+
 def matching(pattern: str) -> list[RemoteFile]:
     """Return the files of an address, which may be a pattern, sorted.
 
@@ -66,16 +79,6 @@ def matching(pattern: str) -> list[RemoteFile]:
     if entry.get("type") == "file":
         return [_file(pattern, entry)]
     return _files(pattern, _asked(pattern, "glob", detail=True))
-
-
-def within(folder: str) -> list[RemoteFile]:
-    """Return all files in a folder at an address, and in those within, sorted; none where there is no such folder.
-
-    Raises:
-        FileError: a store that denies it, or does not answer.
-    """
-    found = _files(folder, _asked(folder, "find", detail=True))
-    return [file for file in found if file.startswith(folder.rstrip("/") + "/")]
 
 
 def listed(folder: str) -> list[RemoteFile]:

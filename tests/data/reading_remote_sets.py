@@ -6,7 +6,7 @@ import sys
 
 from remote_sets import BATCH, KINDS, digest
 
-READ = "records", "gzip", "foreign, told", "images", "table"
+READ = "records", "gzip", "foreign, told", "table"
 
 
 def main() -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 from recipe_helpers import collect
 
 from mirrorkit import data
 from mirrorkit.data import record_reading, remote_files
-from mirrorkit.errors import DataError, FileError
+from mirrorkit.errors import DataError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
@@ -90,7 +89,6 @@ def test_workers_that_found_other_versions_of_a_file_have_other_data(reads, buck
     options = {"global_batch_size": BATCH, "shuffle": True}
     replaced = {
         "records": "records/data-00002-of-00005.tfrecord",
-        "images": "images/b/001.png",
         "table": "tables/2.parquet",
     }
     for kind, name in replaced.items():
@@ -109,24 +107,6 @@ def test_files_are_verified(reads, bucket):
     bucket.pipe(path, bytes(content))
     with pytest.raises(DataError, match=r"memory://bucket/sets/records/data-00001\S* is cut short"):
         KINDS["records"](ROOT, global_batch_size=BATCH).verify()
-
-
-def test_corrupt_images_are_told_from_those_that_do_not_come(reads, bucket, monkeypatch, caplog):
-    bucket.pipe("/bucket/sets/images/a/003.png", b"nonsense")
-    options = {"global_batch_size": BATCH, "image_size": (16, 16)}
-    with pytest.raises(tf.errors.OpError, match=f"{ROOT}/images/a/003.png cannot be read, or decoded"):
-        collect(data.image_folder(f"{ROOT}/images", **options).dataset())
-    skipping = data.image_folder(f"{ROOT}/images", **options, skip_corrupt=True)
-    assert skipping.skipped == (f"{ROOT}/images/a/003.png",)
-
-    def fails(self: Any, path: str, **options: Any) -> bytes:
-        if path.endswith("b/001.png"):
-            raise PermissionError("denied")
-        return self.store[path].getvalue()
-
-    monkeypatch.setattr(type(bucket), "cat_file", fails)
-    with pytest.raises(FileError, match=r"images/b/001\.png .*denied"):
-        data.image_folder(f"{ROOT}/images", **options, skip_corrupt=True)
 
 
 def test_only_the_chosen_columns_travel(reads, bucket):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mirrorkit import data, object_storage
 from mirrorkit.data import remote_files
-from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, is_remote, listed, matching, within
+from mirrorkit.data.remote_files import RemoteFile, RemoteReader, described, is_remote, listed, matching
 from mirrorkit.errors import ArgumentError, DataError, FileError
 from mirrorkit.train import Checkpoints
 
@@ -33,16 +33,15 @@ def files(bucket: Any) -> list[str]:
 
 def test_which_files_are_meant(files):
     assert listed("memory://bucket/set/") == [*files[:3], files[5]]
-    assert within("memory://bucket/set") == files
     assert matching("memory://bucket/set/a-*") == files[:2]
     assert matching("memory://bucket/s*/*/c") == [files[3]]
     assert matching(files[5]) == [files[5]]
     assert matching("memory://bucket/set/nothing*") == matching("memory://bucket/set") == []
-    assert listed("memory://bucket/no") == within("memory://bucket/no") == []
+    assert listed("memory://bucket/no") == []
     found = described(files[1:])
     assert found == files[1:]
     assert [file.size for file in found] == [len(path) for path in files[1:]]
-    assert {file.mark for file in found} == {file.mark for file in within("memory://bucket/set")[1:]}
+    assert {file.mark for file in found} == {file.mark for file in listed("memory://bucket/set")}
     with pytest.raises(DataError, match="set/no is not there"):
         described([files[0], "memory://bucket/set/no"])
     with pytest.raises(DataError, match="files on this machine"):
@@ -107,10 +106,10 @@ def test_what_a_store_refuses_is_named(files, bucket, monkeypatch, error, kind, 
     monkeypatch.setattr(type(bucket), "cat_file", fails)
     with pytest.raises(kind, match=words):
         remote_files.read(file, 0, 6)
-    for name in ("info", "find", "ls"):
+    for name in ("info", "ls"):
         monkeypatch.setattr(type(bucket), name, fails)
     if kind is FileError:
-        for call in (matching, listed, within):
+        for call in (matching, listed):
             with pytest.raises(FileError, match="set cannot be read"):
                 call("memory://bucket/set")
 
@@ -140,7 +139,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
 
 
 def test_what_is_not_there_or_not_installed_is_named(bucket, monkeypatch):
-    for make in (data.records, data.image_folder, data.parquet):
+    for make in (data.records, data.parquet):
         for address in ("memory://bucket/no", "memory://bucket/no/*.x"):
             with pytest.raises(DataError, match="memory://bucket/no"):
                 make(address, global_batch_size=1)
@@ -148,7 +147,7 @@ def test_what_is_not_there_or_not_installed_is_named(bucket, monkeypatch):
     with pytest.raises(ArgumentError, match=r"gcs://b/a .*gcsfs"):
         data.records("gcs://b/a", global_batch_size=1)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    for make in (data.records, data.image_folder, data.parquet):
+    for make in (data.records, data.parquet):
         with pytest.raises(ArgumentError, match="pip install fsspec"):
             make("s3://other/set", global_batch_size=1)
 
@@ -160,6 +159,14 @@ def test_an_error_within_the_data_names_the_address(bucket, tmp_path):
     bucket.pipe("/bucket/set/data-00000-of-00001.tfrecord", b"another")
     with pytest.raises(tf.errors.OpError, match=r"DataError: memory://bucket/set/data-00000\S+ was replaced"):
         list(recipe.dataset())
+
+
+def test_images_at_an_address_are_refused():
+    for path in ("s3://bucket/photos", ["s3://bucket/photos/a.png"]):
+        with pytest.raises(
+            ArgumentError, match=r"image_folder reads files on this machine.* found 's3://bucket/photos"
+        ):
+            data.image_folder(path, labels=None, global_batch_size=1)
 
 
 def test_caches_of_fsspec_are_refused_by_name(bucket):
