@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.disk import reason
-from mirrorkit.data.distribution import untuned
 from mirrorkit.errors import DataError, RecipeError
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -60,18 +59,6 @@ class ImageFormat:
         named = given.map(self._named)
         return whole.concatenate(named).take(1).get_single_element()
 
-    def damaged(self, paths: tf.Tensor) -> list[int]:
-        """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
-        numbered = tf.data.Dataset.from_tensor_slices(paths).enumerate()
-
-        @tf.autograph.experimental.do_not_convert
-        def decoded(number: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(path, 0))  # or TensorFlow would leave out the decoding
-
-        whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
-        found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
-        return sorted({*range(len(paths))} - found)
-
     def _images(self, paths: tf.Tensor) -> tf.Tensor:
         images = tf.map_fn(self._image, paths, fn_output_signature=tf.TensorSpec(self.shape, tf.uint8))
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
@@ -85,7 +72,7 @@ class ImageFormat:
                 try:
                     self._image(tf.constant(path))
                 except tf.errors.OpError as error:
-                    raise _undecodable(path, reason(error)) from None
+                    raise _undecodable(path.decode(), reason(error)) from None
             return True
 
         with tf.control_dependencies([tf.numpy_function(require, [paths], tf.bool)]):
@@ -111,16 +98,22 @@ class ImageFormat:
         return tf.ensure_shape(tf.cond(fits, lambda: image, resized), self.shape)
 
 
-def _undecodable(path: bytes, why: str) -> DataError:
-    name = path.decode()
+def is_image(path: str) -> bool:
+    """Return whether a file can be read, and decoded as an image."""
     try:
         _decoded(tf.constant(path), 0)
     except tf.errors.OpError:
-        return DataError(
-            f"{name} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
-            "out such files: skip_corrupt=True."
-        )
-    return DataError(f"{name} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
+        return False
+    return True
+
+
+def _undecodable(path: str, why: str) -> DataError:
+    if is_image(path):
+        return DataError(f"{path} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
+    return DataError(
+        f"{path} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave out "
+        "such files: skip_corrupt=True."
+    )
 
 
 def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:

@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import path_of, paths_of, require_regular
-from mirrorkit.data.image_decoding import ImageFormat
+from mirrorkit.data.image_decoding import ImageFormat, is_image
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.in_memory import OfSplit
 from mirrorkit.data.nests import Arrays
-from mirrorkit.data.remote_files import require_readable
+from mirrorkit.data.remote_files import in_parallel, require_readable
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
 
@@ -25,7 +25,6 @@ _log = logging.getLogger("mirrorkit")
 
 _SUBSETS = ("training", "validation")
 _TOLD = 3  # names in a message
-_TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,19 +176,15 @@ class ImageFolder(OfSplit):
     def _readable(self, paths: list[str], split: Split) -> Split:
         """Leave out the files that cannot be decoded."""
         _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
-        numbers = []
-        for first in range(0, len(split), _TOGETHER):
-            some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
-            found = self._format.damaged(tf.constant(some, tf.string))
-            numbers += [first + number for number in found]
-        if not numbers:
+        whole = np.array(in_parallel(is_image, [paths[place] for place in split.inputs]))
+        if whole.all():
             return split
-        self._set(skipped=tuple(paths[split.inputs[number]] for number in numbers))
+        self._set(skipped=tuple(paths[place] for place in split.inputs[~whole]))
         few = ", ".join(self.skipped[:_TOLD])
-        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(numbers), len(split), few)
-        if len(numbers) == len(split):
+        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(self.skipped), len(split), few)
+        if not whole.any():
             raise DataError(f"None of {len(split)} files can be decoded as an image, the first is {self.skipped[0]}.")
-        return split[np.delete(np.arange(len(split)), numbers)]
+        return split[whole]
 
     def _crc_of(self, paths: list[str], labels: Arrays) -> int:
         """A number that stands for names and labels, wherever the folder lies."""

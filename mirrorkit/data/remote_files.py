@@ -110,7 +110,7 @@ def described(addresses: Sequence[str]) -> list[RemoteFile]:
 
 
 def in_parallel(call: Callable[[Any], T], files: Iterable[Any]) -> tuple[T, ...]:
-    """Return what a function that waits for the store of each file gives."""
+    """Return what a function gives for each file, several of which wait for a store or a disk at the same time."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return tuple(threads.map(call, files))
 
