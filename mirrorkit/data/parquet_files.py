@@ -78,8 +78,6 @@ class Parquet(OfReader):
     shuffle_buffer: int = 65_536
     _reader: Table = field(init=False, repr=False)
 
-    few_lanes = "Write the files with a smaller row_group_size."
-
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
         files = found("parquet", self.files, ".parquet")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +19,6 @@ from mirrorkit.data.order import BlockOrder
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.remote_files import in_parallel, size_of, versions
 from mirrorkit.errors import RecipeError
-
-_log = logging.getLogger("mirrorkit")
 
 _OPEN = 128  # blocks that are kept open at least
 
@@ -155,13 +151,11 @@ class OfReader(PreparedRecipe):
     Attributes:
         shuffle_buffer: how many examples memory holds, divided among the workers; None for those of a few batches.
         files: the files, with their paths.
-        few_lanes: the cure where there are more workers than lanes.
     """
 
     _reader: Reader
     shuffle_buffer: int | None = None
     files: Any = ()
-    few_lanes = ""
 
     @property
     def layout(self) -> object:
@@ -194,13 +188,6 @@ class OfReader(PreparedRecipe):
         return next(bare.dataset().as_numpy_iterator())
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        if self._in_lanes and context is not None:
-            lanes, workers = self._block_order(epoch).lanes, context.num_input_pipelines
-            if lanes < workers:
-                _say_once(
-                    f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
-                    f"workers, so that several read the same rows. {self.few_lanes}"
-                )
         usual, last = self._rows_of_both(context)
         sizes = usual.made_end - usual.made_first, last.made_end - last.made_first
         length = None if last.size else sizes[0]
@@ -252,8 +239,3 @@ class OfReader(PreparedRecipe):
             places = places % self._size if order is None else order[places]
             yield self._reader.numbers(places).reshape(end - start, -1)
             start, together = end, min(2 * together, most)
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    _log.warning(message)

@@ -101,8 +101,6 @@ class Records(OfReader):
     _reader: RecordReader = field(init=False, repr=False)
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
 
-    few_lanes = "Write more files, or uncompressed ones."
-
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
         index_path, files = record_files.find(self.source)

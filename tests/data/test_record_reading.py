@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -148,16 +146,6 @@ def test_what_the_order_depends_on(tmp_path):
         for seed, epoch in ((0, 1), (0, 2), (1, 1))
     ]
     assert len(set(map(tuple, orders))) == 3
-
-
-def test_fewer_gzip_files_than_workers_are_said_once(tmp_path, caplog):
-    write_numbers(tmp_path, [20, 20], "GZIP")
-    recipe = data.records(tmp_path, decode=number_of, num_examples=[20, 20], global_batch_size=8, shuffle=True)
-    with caplog.at_level(logging.WARNING, "mirrorkit"):
-        for context in [contexts(2)[0], *contexts(3)[:2]]:
-            recipe.dataset(input_context=context)
-    (record,) = caplog.records
-    assert "can be read in 2 places at a time for 3 workers" in record.message
 
 
 def test_tensorflow_logs_nothing(tmp_path, capfd):
