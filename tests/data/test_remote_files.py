@@ -44,8 +44,6 @@ def test_which_files_are_meant(files):
     assert {file.mark for file in found} == {file.mark for file in listed("memory://bucket/set")}
     with pytest.raises(DataError, match="set/no is not there"):
         described([files[0], "memory://bucket/set/no"])
-    with pytest.raises(DataError, match="files on this machine"):
-        described([files[0], "/tmp/file"])
 
 
 def test_what_tensorflow_reads_itself_is_left_to_it(tmp_path):
