@@ -8,7 +8,6 @@ import pickle
 import queue
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 from typing import Any
@@ -80,12 +79,10 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
         variables = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",  # it needs no accelerator, which TensorFlow would take whole
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
             "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path]),
         }
         subprocesses.open_standard_streams()
@@ -93,7 +90,7 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
         with theirs:
             number = theirs.fileno()
             self._process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number), self._folder.name],
+                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number)],
                 environment=subprocesses.with_mirrorkit(variables),
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
@@ -121,4 +118,3 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
         """End the process and whatever it started; a call that waits for it in another thread fails."""
         subprocesses.send(self._process)
         self._process.wait()
-        self._folder.cleanup()
