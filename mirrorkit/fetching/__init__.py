@@ -6,6 +6,7 @@ from mirrorkit.fetching.fetcher import Fetcher as Fetcher
 from mirrorkit.fetching.fetcher import holds_arrays as holds_arrays
 from mirrorkit.fetching.fetcher import lengths as lengths
 from mirrorkit.fetching.forms import Leaf as Leaf
+from mirrorkit.fetching.forms import as_arrays as as_arrays
 from mirrorkit.fetching.forms import described as described
 from mirrorkit.fetching.forms import lists_arrays as lists_arrays
 from mirrorkit.fetching.forms import pack as pack
