@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -49,10 +50,13 @@ def found(who: str, files: Any, end: str) -> tuple[str, ...]:
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the files of this name or pattern."""
+    """Return the files of this name or pattern, whose folder may have brackets or stars in its own name."""
     is_remote = remote_files.is_remote(pattern)
     if not is_remote and tf.io.gfile.exists(pattern):
         return [pattern]
+    folder, name = os.path.split(pattern)
+    if re.search(r"[*?\[\\]", folder) and (listed(folder, name) if is_remote else tf.io.gfile.isdir(folder)):
+        return listed(folder, name)
     with file_errors(f"The files of {pattern!r} cannot be listed", CURE):
         return [*remote_files.matching(pattern)] if is_remote else sorted(tf.io.gfile.glob(pattern))
 
