@@ -126,9 +126,8 @@ class Mix(Recipe):
         given = epoch * self._draws + np.bincount(passed, minlength=number)
         left = np.bincount(whose, minlength=number)
         own = {} if input_context is None else {"input_context": input_context}
-        parts = [
-            self._part_of(one, *both, own) for one, *both in zip(self.sets, given.tolist(), left.tolist(), strict=True)
-        ]
+        each = zip(self.sets, given.tolist(), left.tolist(), strict=True)
+        parts = [self._part_of(one, before, after, own) for one, before, after in each]
         mixed = tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.from_tensor_slices(whose))
         if not self.whole_batches:
             mixed = mixed.batch(size, drop_remainder=self.drop_remainder or self.num_examples % size == 0)

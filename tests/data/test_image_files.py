@@ -173,7 +173,7 @@ def test_bad_lists_are_refused(folder):
         (paths, {}, "without labels"),
         (paths, {"labels": LABELS[:30]}, "31 examples.* holds 30"),
         (paths, {"labels": {"a": LABELS, "b": LABELS[:4]}}, r"labels\['b'\] holds 4"),
-        (paths, {"labels": [*"abc"] * 10}, "found text, the first is a"),
+        (paths, {"labels": [*"abc"] * 10}, "labels must hold numbers; found text"),
         (paths, {"labels": LABELS, "class_names": ["a", "b"]}, r"0 \.\. 1 for 2 classes"),
     ):
         with pytest.raises(DataError, match=words):
