@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from own_items import Ascending, Faulty, Items, Slow
+from own_items import Ascending, Faulty, Items
 
 from mirrorkit.errors import DataError
 from mirrorkit.fetching.fetcher import Fetcher
@@ -35,11 +35,17 @@ def test_items_come_in_their_order_each_once(threads, kind):
     assert not fetching()
 
 
-def test_all_threads_work():
-    items = Slow(X, Y)
-    with Fetcher(items).started(8) as fetch:
-        fetch(np.arange(16))
-    assert len({name for name in items.threads if name.startswith("mirrorkit-fetch")}) == 8
+def test_all_threads_work_at_the_same_time():
+    together = threading.Barrier(8, timeout=60)
+
+    class Meeting(Items):
+        def __getitem__(self, number):
+            if number:
+                together.wait()
+            return super().__getitem__(number)
+
+    with Fetcher(Meeting(X, Y)).started(8) as fetch:
+        assert len(fetch(np.arange(1, 17))[0]) == 16
 
 
 def test_an_error_names_the_item():
