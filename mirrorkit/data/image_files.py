@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import path_of, paths_of, require_regular
+from mirrorkit.data.disk import path_of, paths_of
 from mirrorkit.data.image_decoding import ImageFormat, is_image
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.in_memory import OfSplit
@@ -49,8 +49,8 @@ class ImageFolder(OfSplit):
     Args:
         path: a folder with a subfolder for each class, or a list of files, on this machine or at gs://. The sorted
             names of the subfolders are the classes. Images in folders within a class folder belong to it. Hidden files,
-            links to folders within a class, pipes, and files that are not named .bmp, .gif, .jpeg, .jpg or .png are
-            left out; a log line says how many.
+            links to folders within a class, and files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out;
+            a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         weights, replacement, examples_per_epoch: as in `batches`.
@@ -165,7 +165,6 @@ class ImageFolder(OfSplit):
             require_readable("image_folder", path)
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
-        require_regular(paths)
         if inferred:
             raise RecipeError(
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "

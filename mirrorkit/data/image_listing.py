@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, file_errors, is_special
+from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.remote_files import require_readable
 from mirrorkit.errors import DataError, RecipeError
 
@@ -95,7 +95,7 @@ def _images_in(folder: str, others: list[str], walk: _Walk) -> Iterator[str]:
             for name in sorted(filter(_is_shown, [*files, *links])):
                 path = os.path.join(parent, name)
                 path.encode()  # see `path_of`
-                if _is_image(name) and name not in links and not is_special(path):
+                if _is_image(name) and name not in links:
                     yield path
                 else:
                     others.append(path)
@@ -129,7 +129,7 @@ def _no_images(folder: str, others: Sequence[str]) -> DataError:
 def _tell(folder: str, others: Sequence[str]) -> None:
     if others:
         _log.warning(
-            "%s: %d files that are no images by their names, links to folders, or pipes are left out: %s.",
+            "%s: %d files that are no images by their names, or links to folders, are left out: %s.",
             folder,
             len(others),
             _few(others),

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
+from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.found_files import listed, matching
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
 from mirrorkit.data.nests import as_int64, kind, pick
@@ -113,7 +113,6 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     names = listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
-        require_regular(indices)
         return indices[0], []
     if indices:
         sets = ", ".join(os.path.basename(name) for name in indices)
@@ -133,7 +132,6 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
         missing = sorted(set(range(int(total))) - numbers)
         if missing and whole_folder:  # a pattern may ask for some of the files
             raise DataError(f"{given}: {prefix} should have {int(total)} files; number {missing[0]} is missing.")
-    require_regular(files)
     return None, files
 
 
