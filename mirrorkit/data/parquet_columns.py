@@ -79,27 +79,20 @@ class Column:
         return values
 
     def filled_with(self, value: Any) -> Column:
-        """Return the column with a value for missing ones.
+        """Return the column with a value for missing ones, as pyarrow casts it: 0 is "0" among strings.
 
         Raises:
             RecipeError: one that the column cannot hold.
         """
-        types, base = pyarrow("pyarrow.types"), pyarrow()
         if self.shape:
             raise RecipeError(f"fill={value!r} was asked for, but the column {self.name!r} holds lists. Leave it out.")
         try:
-            scalar = base.scalar(value, self.arrow_type)
-            kept = scalar.as_py()  # of half an integer less, of a number that is too large infinity
-            is_near = types.is_floating(self.arrow_type) and np.isinf(kept) == np.isinf(value)
-            fits = (is_near or kept == value) and isinstance(value, bool) == types.is_boolean(self.arrow_type)
-        except (base.ArrowException, TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
+            return replace(self, fill=pyarrow().scalar(value).cast(self.arrow_type))
+        except (pyarrow().ArrowException, TypeError, OverflowError) as error:
             raise RecipeError(
-                f"fill={value!r} was asked for, which the column {self.name!r} of type {self.arrow_type} cannot hold. "
-                "Give each column a value of its own: fill={'column': value}."
-            )
-        return replace(self, fill=scalar)
+                f"fill={value!r} was asked for, which the column {self.name!r} of type {self.arrow_type} cannot hold: "
+                f"{error}. Give each column a value of its own: fill={{'column': value}}."
+            ) from error
 
     def _require_whole(self, array: Any, file: str) -> None:
         if array.null_count:
