@@ -38,16 +38,17 @@ class RecordReader(Reader):
     Args:
         files: their paths.
         compression: "" or "GZIP".
-        told: the number of examples in each file; None if it is unknown.
+        told: the number of examples in each file, or in all together; None if it is unknown.
         one_size: whether `write_records` wrote them: all examples of a file have the same number of bytes.
     """
 
     def __init__(
-        self, files: Sequence[str], compression: str, told: tuple[int, ...] | None, one_size: bool = False
+        self, files: Sequence[str], compression: str, told: Sequence[int] | int | None, one_size: bool = False
     ) -> None:
         self.files = tuple(files)
         self.compression = compression
-        self._told, self.one_size = told, one_size
+        self._told = tuple(told) if isinstance(told, Sequence) else told
+        self.one_size = one_size
         # Where an example can be found only by reading what comes before it, it is not read by its number.
         self.by_number = not compression and all(map(is_local, self.files))
         self.offsets = functools.cache(self._offsets_in)
@@ -55,7 +56,7 @@ class RecordReader(Reader):
     def _offsets_in(self, file: int) -> Sequence[int] | np.ndarray:
         """Return where the examples of a file begin, and the last one ends; in what a compressed file becomes."""
         path = self.files[file]
-        if self.one_size and not self.compression and self._told is not None:
+        if self.one_size and not self.compression and isinstance(self._told, tuple):
             with file_errors(f"{path} cannot be read", CURE):
                 size = size_of(path)
             one, count = first_length(path, ""), self._told[file]
@@ -71,8 +72,11 @@ class RecordReader(Reader):
         Raises:
             DataError: other numbers than were said.
         """
-        if self._told is not None and not self.by_number:
-            return self._told
+        told = self._told
+        if isinstance(told, int) and len(self.files) == 1:
+            told = (told,)
+        if isinstance(told, tuple) and not self.by_number:
+            return told
         if not self.by_number:
             _log.warning(
                 "Reading %d files through to count their examples; records(num_examples=[...]), with one number for "
@@ -81,11 +85,11 @@ class RecordReader(Reader):
             )
         each = map if self.by_number else in_parallel
         found = tuple(each(lambda file: len(self.offsets(file)) - 1, range(len(self.files))))
-        if self._told is not None and self._told != found:
+        if told not in (None, found, sum(found)):
+            asked = list(told) if isinstance(told, tuple) else told
             raise DataError(
-                f"{self.files[0]} and the files beside it should hold {list(self._told)} examples, as num_examples or "
-                f"their index says; found {sum(found)}: {', '.join(map(str, found))}. Correct num_examples, or write "
-                "the set again."
+                f"{self.files[0]} and the files beside it should hold {asked} examples, as num_examples or their index "
+                f"says; found {sum(found)}: {', '.join(map(str, found))}. Correct num_examples, or write the set again."
             )
         return found
 

@@ -66,9 +66,10 @@ class Records(OfReader):
             of files from elsewhere are checked against it as they are decoded.
         decode: for files from elsewhere, your own function of one serialized example -> `(x, y)`, or `x` alone.
         num_examples: for files from elsewhere, how many examples they hold: one number for each file, in the order of
-            their names. With None the examples are counted: in local uncompressed files by their record headers, in
-            others by reading them. A number is checked against the headers. For gzip and remote files it is trusted
-            (`verify()` checks it), and examples beyond it are not read.
+            their names, or the total. With None the examples are counted, and also with a total of several files. Local
+            uncompressed files are counted by their record headers, others by reading them. A number is checked against
+            the headers. For gzip and remote files it is trusted (`verify()` checks it), and examples beyond it are not
+            read.
 
     Attributes:
         files: the files, with their paths.
@@ -136,7 +137,7 @@ class Records(OfReader):
         self._set(files=tuple(files), compression=compression, features=None, decode=decode)
         self._read_by(_numbers(num_examples, files))
 
-    def _read_by(self, told: tuple[int, ...] | None, *, one_size: bool = False) -> None:
+    def _read_by(self, told: Sequence[int] | int | None, *, one_size: bool = False) -> None:
         reader = RecordReader(self.files, self.compression, told, one_size)
         self._set(_reader=reader, counts=reader.counts)
 
@@ -219,17 +220,17 @@ def _compression(file: str) -> str:
         return "GZIP" if content.read(3) == b"\x1f\x8b\x08" else ""
 
 
-def _numbers(num_examples: Any, files: Sequence[str]) -> tuple[int, ...] | None:
-    """`num_examples` after a check: None, or a number for each file."""
+def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] | None:
+    """`num_examples` after a check: None, a number, or a number for each file."""
     if num_examples is None:
         return None
-    numbers = [num_examples] if is_whole(num_examples) else num_examples
-    if isinstance(numbers, str) or not hasattr(numbers, "__len__") or len(numbers) != len(files):
-        numbers = [-1]
-    if not all(is_whole(number, 0) for number in numbers):
+    if is_whole(num_examples):
+        return int(num_examples)
+    numbers = () if isinstance(num_examples, str) or not hasattr(num_examples, "__len__") else tuple(num_examples)
+    if len(numbers) != len(files) or not all(is_whole(number, 0) for number in numbers):
         raise RecipeError(
-            f"num_examples={num_examples!r} was asked for; it must be a whole number of at least 0 for each of the "
-            f"{len(files)} files."
+            f"num_examples={num_examples!r} was asked for; it must be a whole number of at least 1, or one for each of "
+            f"the {len(files)} files."
         )
     return tuple(map(int, numbers))
 

@@ -45,6 +45,9 @@ KINDS: dict[str, Callable[..., data.Recipe]] = {
     "foreign, told": lambda root, **options: data.records(
         f"{root}/foreign/train-?", num_examples=[33, 33, 32, 32], shuffle_buffer=40, **options
     ),
+    "foreign, told together": lambda root, **options: data.records(
+        f"{root}/foreign/train-*", num_examples=EXAMPLES, **options
+    ),
     "table": lambda root, **options: data.parquet(
         f"{root}/tables", x=["half", "word"], y="label", shuffle_buffer=40, **options
     ),

@@ -43,14 +43,14 @@ def test_every_example_is_found(tmp_path, prefix):
 def test_examples_of_one_size_are_found_without_reading_their_headers(tmp_path, monkeypatch):
     file = write(tmp_path / "a", [44] * 50)
     monkeypatch.setattr(record_reading, "lengths_of", lambda *_: pytest.fail("a header was read"))
-    index = RecordReader([file], "", (50,), one_size=True)
+    index = RecordReader([file], "", [50], one_size=True)
     assert index.place(0, 7, 3) == (7 * 60, 3 * 60)
 
 
 def test_examples_of_other_sizes_are_not_mistaken_for_ones_of_one_size(tmp_path):
     file = write(tmp_path / "a", [10, 20, 30])
     assert os.path.getsize(file) % 3 == 0
-    assert RecordReader([file], "", (3,), one_size=True).place(0, 1, 1) == (26, 36)
+    assert RecordReader([file], "", [3], one_size=True).place(0, 1, 1) == (26, 36)
 
 
 def test_a_segment_is_read_in_buffers_that_fit(tmp_path):
@@ -99,10 +99,17 @@ def test_gzip_files_are_counted_as_tensorflow_counts_them(tmp_path):
     assert index.counts == (count_by_reading(str(tmp_path / "both"), "GZIP"),) == (2 * len(lengths),)
 
 
+def test_a_sum_is_compared_with_the_files(tmp_path):
+    files = [write(tmp_path / name, [3] * count) for name, count in (("a", 4), ("b", 5))]
+    assert RecordReader(files, "", 9).counts == (4, 5)
+    with pytest.raises(DataError, match=r"hold 8 examples.* found 9: 4, 5"):
+        print(RecordReader(files, "", 8).counts)
+
+
 def test_another_number_of_examples_in_a_file_is_said(tmp_path):
     file = "file://" + write(tmp_path / "a", [3] * 4)  # that is believed until it is read
     for told in (3, 5):
-        index = RecordReader([file], "", (told,))
+        index = RecordReader([file], "", [told])
         assert index.counts == (told,)
         with pytest.raises(DataError, match=f"{told} examples, found 4"):
             index.place(0, 1, 2)
@@ -116,5 +123,5 @@ def test_reading_through_is_said(tmp_path, caplog):
     (record,) = caplog.records
     assert record.message.startswith("Reading 2 files through to count their examples; records(num_examples=[...])")
     caplog.clear()
-    assert RecordReader(files, "GZIP", (5, 5)).counts == (5, 5)
+    assert RecordReader(files, "GZIP", [5, 5]).counts == (5, 5)
     assert not caplog.records
