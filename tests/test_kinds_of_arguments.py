@@ -33,6 +33,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         **{"dataset": tf.data.Dataset.range(4).batch(2), "strategy": tf.distribute.get_strategy(), **o}
     ),
     "data.load": lambda **o: mk.data.load(**{"name": "synthetic", **o}),
+    "data.one_hot": lambda **o: mk.data.one_hot(**{"labels": np.arange(2), "num_classes": 2, **o}),
     "data.write_records": lambda **o: mk.data.write_records(**{"examples": _DIGITS, "folder": "digits", **o}),
     "devices.set_memory_growth": mk.devices.set_memory_growth,
     "devices.verify": mk.devices.verify,

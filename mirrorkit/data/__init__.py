@@ -30,7 +30,7 @@ from mirrorkit.data.random_access import source
 from mirrorkit.data.recipe import Recipe
 from mirrorkit.data.record_files import write_records
 from mirrorkit.data.sources import load
-from mirrorkit.data.splits import Split, Splits, arrays
+from mirrorkit.data.splits import Split, Splits, arrays, class_indices, one_hot
 from mirrorkit.data.tfrecords import Records, records
 
 # for mirrorkit's other packages
@@ -55,11 +55,13 @@ __all__ = [
     "arrays",
     "augment",
     "batches",
+    "class_indices",
     "distribute",
     "from_function",
     "image_folder",
     "load",
     "mix",
+    "one_hot",
     "parquet",
     "records",
     "resident",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mirrorkit.arguments import whole_number
+from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data.nests import Arrays, as_int64, checked, describe, kind, leaves, pick
 from mirrorkit.errors import DataError, RecipeError
 
@@ -168,6 +168,40 @@ def arrays(
     return Split(images, labels, num_classes, sample_weight)
 
 
+@checks_arguments(RecipeError)
+def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """One-hot rows for class indices: integers [N] -> float32 [N, num_classes]; `class_indices` is the inverse.
+
+    ```python
+    print(mk.data.one_hot(np.array([2, 0]), 3).tolist())  # [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    ```
+
+    Raises:
+        DataError: labels that are not integers [N], or lie outside 0 .. num_classes - 1.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(f"one_hot needs integer class indices [N]; found {labels.dtype} {list(labels.shape)}.")
+    _check_range(labels, num_classes)
+    return (labels[:, None] == np.arange(num_classes)).astype(np.float32)
+
+
+def class_indices(one_hot: np.ndarray) -> np.ndarray:
+    """Class indices of one-hot rows (or of probabilities, or logits): [N, C] -> int64 [N], the largest of each row.
+
+    ```python
+    print(mk.data.class_indices(np.array([[0.1, 0.9], [0.8, 0.2]])))  # [1 0]
+    ```
+
+    Raises:
+        DataError: an array that is not [N, C] with C >= 1.
+    """
+    rows = np.asarray(one_hot)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise DataError(f"class_indices needs rows [N, C]; found shape {list(rows.shape)}.")
+    return rows.argmax(axis=1).astype(np.int64)
+
+
 def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int | None]:
     if labels.dtype.kind == "f":
         if num_classes is not None and labels.shape[1:] != (num_classes,):
@@ -181,7 +215,7 @@ def _checked_labels(labels: np.ndarray, num_classes: int | None) -> tuple[np.nda
         labels = labels[:, 0]
     if labels.ndim == 2 and (labels >= 0).all() and (labels.max(axis=1) == 1).all() and (labels.sum(axis=1) == 1).all():
         raise DataError(
-            f"labels {list(labels.shape)} are one-hot rows of integers. Pass labels.argmax(1), "
+            f"labels {list(labels.shape)} are one-hot rows of integers. Pass mk.data.class_indices(labels), "
             "or labels.astype('float32') to train on one-hot rows."
         )
     if num_classes is None:

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mirrorkit import data
 from mirrorkit.data.nests import checked, describe, leaves
 from mirrorkit.errors import DataError, RecipeError
 
-# --- arrays, Split
+# --- arrays, Split, one_hot and its inverse
 
 
 PIXELS = np.zeros((6, 4, 4, 1), np.uint8)
@@ -33,7 +35,7 @@ def test_float_labels_are_left_alone():
     split = data.arrays(PIXELS, targets)
     np.testing.assert_array_equal(split.labels, targets)
     assert split.num_classes is None
-    assert data.arrays(PIXELS, np.eye(3)[LABELS], num_classes=3).num_classes == 3
+    assert data.arrays(PIXELS, data.one_hot(LABELS, 3), num_classes=3).num_classes == 3
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,25 @@ def test_labels_may_be_left_out():
     assert data.arrays((PIXELS, LABELS), None).as_element()[0][1] is LABELS
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1), st.integers(10, 12))
+def test_class_indices_is_the_inverse_of_one_hot(labels, num_classes):
+    rows = data.one_hot(np.array(labels), num_classes)
+    assert rows.dtype == np.float32
+    assert rows.shape == (len(labels), num_classes)
+    assert (rows.sum(axis=1) == 1).all()
+    assert rows.max() == 1
+    indices = data.class_indices(rows)
+    assert indices.dtype == np.int64
+    np.testing.assert_array_equal(indices, labels)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: data.one_hot(np.array([0, 3]), 3), "the first is 3 at 1"),
+        (lambda: data.one_hot(np.array([0.0, 1.0]), 3), "integer class indices"),
+        (lambda: data.class_indices(np.zeros(3)), r"rows \[N, C\]"),
         (lambda: data.arrays(PIXELS, LABELS)[6:], "selects none"),
         (lambda: data.arrays(PIXELS, LABELS)[2], r"split\[2:3\]"),
     ],
