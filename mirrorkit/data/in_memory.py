@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ class Batches(OfSplit):
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
             independently of the others. Without labels it is `x -> x`, or `x -> (x, y)` to add some. Runs in parallel.
         one_hot: return labels as float32 [B, num_classes].
+        cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
         drop_remainder: leave out the last batch when it is smaller.
         prefetch: how many batches are made ahead; tf.data chooses by default.
 
@@ -115,6 +116,8 @@ class Batches(OfSplit):
     """
 
     split: Split
+    _: KW_ONLY
+    cache: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -131,15 +134,26 @@ class Batches(OfSplit):
 
     @functools.cached_property
     def host_tensors(self) -> Any:
-        """The whole split as tensors in the host's memory, in the form of `Split.as_element`."""
+        """The whole split as tensors in the host's memory, in the form of `Split.as_element`; mapped with `cache`."""
         self._check_map()
         _require_memory(self.split)
-        return super().host_tensors
+        whole = super().host_tensors
+        if self.map is None or not self.cache:
+            return whole
+        with tf.init_scope(), tf.device("CPU:0"):
+            pieces = tf.data.Dataset.from_tensor_slices(whole).batch(self.global_batch_size)
+            mapped = list(pieces.map(super()._mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *mapped)
+
+    def _mapped(self, *element: Any) -> tuple[Any, ...]:
+        return element if self.cache else super()._mapped(*element)
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
         places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
+        if self.cache:
+            element = element.map(super()._mapped)
 
         def batch(*rows: Any) -> Any:
             return self.finish(rows, epoch=0, step=tf.constant(0, tf.int64))

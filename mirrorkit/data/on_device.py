@@ -41,6 +41,7 @@ class Resident(Batches):
         DataError: in `Loop`: the set does not fit into a device's memory.
     """
 
+    cache: bool = field(init=False, default=False)
     prefetch: int = field(init=False, default=tf.data.AUTOTUNE)
     _placed: Any = field(init=False, default_factory=weakref.WeakKeyDictionary, repr=False)
 

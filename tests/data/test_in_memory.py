@@ -49,18 +49,27 @@ def test_batches_of_equal_size_have_a_static_one(count, drop, batch):
         assert y.shape.as_list() == [batch and batch // 2]
 
 
-def test_map_is_run_on_batches():
+def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
     calls = []
 
     def double(x, y):
         tf.py_function(lambda part: calls.extend(part.numpy().ravel().tolist()), [x], [])
         return 2.0 * tf.cast(x, tf.float32), y + 1
 
-    recipe = data.batches(numbered(10), global_batch_size=4, shuffle=True, map=double)
-    recipe.dataset()  # looks at the map, once
+    plain, cached = (
+        data.batches(numbered(10), global_batch_size=4, shuffle=True, map=double, cache=cache)
+        for cache in (False, True)
+    )
+    plain.dataset()  # looks at the map, once
     calls.clear()
-    want = [collect(recipe.dataset(epoch)) for epoch in (0, 1)]
+    want = [collect(plain.dataset(epoch)) for epoch in (0, 1)]
     assert sorted(calls) == sorted(2 * list(range(10)))
+    calls.clear()
+    cached._check_map()
+    calls.clear()
+    for epoch in (0, 1):
+        assert_same(collect(cached.dataset(epoch)), want[epoch])
+    assert sorted(calls) == list(range(10))
     x, y = want[0][0]
     np.testing.assert_array_equal((x / 2).ravel() % 7, y - 1)
 
@@ -123,6 +132,8 @@ def test_host_tensors_are_the_whole_split_and_made_once():
     recipe = data.batches(SMALL, global_batch_size=8)
     tf.nest.map_structure(np.testing.assert_array_equal, recipe.host_tensors, SMALL.as_element())
     assert recipe.host_tensors[0] is recipe.host_tensors[0]
+    mapped = data.batches(SMALL, global_batch_size=8, map=lambda x, y: (255 - x, y), cache=True)
+    np.testing.assert_array_equal(mapped.host_tensors[0], 255 - SMALL.images)
 
 
 def test_the_data_stays_on_the_host_inside_a_strategy_or_device_scope():

@@ -61,7 +61,7 @@ def test_a_map_of_single_examples_is_not_and_one_that_draws_is_named(name, caplo
     assert ["map draws random numbers" in text for text in caplog.messages] == [True] * name.startswith("noise")
 
 
-@pytest.mark.parametrize("made", ["batches", "resident", "records"])
+@pytest.mark.parametrize("made", ["batches", "cached", "resident", "records"])
 def test_every_recipe_looks(made, tmp_path: Path):
     seen = []
 
@@ -71,6 +71,8 @@ def test_every_recipe_looks(made, tmp_path: Path):
 
     if made == "records":
         recipe = data.records(data.write_records(SPLIT, tmp_path), global_batch_size=32, shuffle=True, map=centre)
+    elif made == "cached":
+        recipe = data.batches(SPLIT, global_batch_size=32, map=centre, cache=True)
     else:
         recipe = getattr(data, made)(SPLIT, global_batch_size=32, map=centre)
     for use in (lambda: recipe.dataset(), lambda: recipe.element_spec):
