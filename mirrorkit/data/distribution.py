@@ -1,4 +1,4 @@
-"""Distribute batches among the replicas of a strategy."""
+"""Distribute batches among the replicas of a strategy, with an explicit sharding policy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from mirrorkit.arguments import checks_arguments
 from mirrorkit.batching import per_replica_sizes
 from mirrorkit.data.nests import dataset_without_none
 from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.tfrecords import Records
 from mirrorkit.errors import RecipeError
-from mirrorkit.strategy import input_context
+from mirrorkit.strategy import input_context, num_workers
+
+_POLICIES = {name: tf.data.experimental.AutoShardPolicy[name.upper()] for name in ("auto", "data", "file", "off")}
 
 
 @checks_arguments(RecipeError)
 def distribute(
-    dataset: tf.data.Dataset | Recipe, strategy: tf.distribute.Strategy, *, epoch: int = 0, start: int = 0
+    dataset: tf.data.Dataset | Recipe,
+    strategy: tf.distribute.Strategy,
+    *,
+    autoshard: str = "auto",
+    epoch: int = 0,
+    start: int = 0,
 ) -> LocalBatches | tf.distribute.DistributedDataset:
     """Share each global batch among the replicas of a strategy.
 
@@ -27,13 +35,18 @@ def distribute(
         strategy.run(step_fn, args=(batch,))
     ```
 
-    Of a recipe each worker of a cluster reads only its own rows of each global batch. Of a `tf.data.Dataset` each reads
-    whole global batches, and keeps its rows: all workers must read the same. To let TensorFlow divide its files, use
-    `strategy.experimental_distribute_dataset` (https://www.tensorflow.org/tutorials/distribute/input#sharding).
+    Source: https://www.tensorflow.org/tutorials/distribute/input
 
     Args:
         dataset: a dataset of global batches, or a recipe.
         strategy: any `tf.distribute.Strategy`.
+        autoshard: how the workers of a cluster divide the data (one worker has nothing to divide).
+            "auto": with a recipe, every worker reads only its own rows of each global batch. With a
+            `tf.data.Dataset`, it means "file" if TensorFlow finds the dataset's files, else "data".
+            "data": every worker reads whole global batches and keeps its rows.
+            "file": every worker reads its own files; there must be at least one per worker. With `mk.data.records`,
+            it means "auto". For a `tf.data.Dataset`, TensorFlow divides the files: batches differ from one worker's.
+            "off": every worker gets everything.
         epoch, start: for a recipe, the epoch and its first batch.
 
     Returns:
@@ -41,24 +54,43 @@ def distribute(
         `strategy.experimental_distribute_dataset`, or `mk.train.Loop`, which takes many steps per call.
 
     Raises:
-        RecipeError: `epoch` or `start` with a dataset.
+        RecipeError: an unknown policy; "file" for `mk.data.records` of fewer
+            files than workers, or for a dataset that such a recipe made.
     """
-    sizes = None
+    if autoshard not in _POLICIES:
+        raise RecipeError(f"autoshard={autoshard!r} was asked for; choose from {', '.join(map(repr, _POLICIES))}.")
+    if autoshard == "file" and isinstance(dataset, Records) and len(dataset.files) < num_workers(strategy):
+        raise RecipeError(
+            f"autoshard='file' was asked for, but the set has {len(dataset.files)} files for {num_workers(strategy)} "
+            "workers. Use 'auto', where every worker reads its own rows of each batch, or write more files."
+        )
     if isinstance(dataset, Recipe):
-        context = input_context(strategy) if dataset.reads_own_rows else None
-        sizes = None if context is None else list(dataset.batch_sizes())[start:]
-        dataset = dataset.dataset(epoch, start, **({} if context is None else {"input_context": context}))
+        if autoshard in ("auto", "file"):
+            if dataset.reads_own_rows and (context := input_context(strategy)) is not None:
+                rows = dataset.dataset(epoch, start, input_context=context)
+                return LocalBatches(rows, strategy, sizes=list(dataset.batch_sizes())[start:])
+            autoshard = "data"
+        dataset = dataset.dataset(epoch, start)
     elif epoch or start:
         raise RecipeError(
             f"distribute(epoch={epoch}, start={start}) was asked for, but these are for recipes. Pass the recipe, or "
             "only recipe.dataset(epoch, start)."
         )
     dataset = dataset_without_none(dataset)
-    if sizes is None and isinstance(strategy, tf.distribute.TPUStrategy):
+    # A recipe set it, or the user.
+    if dataset.options().experimental_distribute.auto_shard_policy == _POLICIES["data"]:
+        if autoshard == "file":
+            raise RecipeError(
+                "autoshard='file' was asked for, but the dataset says that its files must not be divided. Give "
+                "distribute the recipe itself, or use 'data'."
+            )
+        autoshard = "data" if autoshard == "auto" else autoshard
+    by_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and autoshard != "data"
+    if by_worker or isinstance(strategy, tf.distribute.TPUStrategy):
         options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        options.experimental_distribute.auto_shard_policy = _POLICIES[autoshard]
         return strategy.experimental_distribute_dataset(dataset.with_options(options))
-    return LocalBatches(dataset, strategy, sizes=sizes)
+    return LocalBatches(dataset, strategy)
 
 
 class LocalBatches:

@@ -55,7 +55,7 @@ def warm_up(function: Callable[..., Any], *arguments: Any, restore: Any = ()) ->
     """Compile a function and run it once, and leave every variable and random generator as it was, bit for bit.
 
     ```python
-    batches = iter(mk.data.distribute(train.dataset(epoch=0), strategy))
+    batches = iter(mk.data.distribute(train.dataset(epoch=0), strategy, autoshard="data"))
     mk.timing.warm_up(train_step, next(batches), restore=[model, optimizer])   # your own tf.function
 
     model.make_train_function()                                                # Keras's, before model.fit

@@ -161,7 +161,7 @@ def test_a_map_sees_the_workers_own_rows_alone():
     assert sorted(np.concatenate(seen)) == [2, 3, 8, 9]
 
 
-# --- distribute: every example reaches exactly one replica; nonsense is refused
+# --- distribute: every example reaches exactly one replica; the policy is set; nonsense is refused
 
 
 def numbered(count: int) -> data.Split:
@@ -173,11 +173,11 @@ def local(strategy: tf.distribute.Strategy, value) -> list[np.ndarray]:
 
 
 # of 21 the last batch of 5 leaves replicas with unequal shares
-@pytest.mark.parametrize(("replicas", "count"), [(1, 21), (2, 16), (4, 21)])
-def test_every_example_reaches_one_replica(strategy_of, replicas, count):
+@pytest.mark.parametrize(("autoshard", "replicas", "count"), [("auto", 1, 21), ("data", 2, 16), ("off", 4, 21)])
+def test_every_example_reaches_one_replica(strategy_of, replicas, count, autoshard):
     strategy = strategy_of("mirrored", replicas)
     recipe = data.batches(numbered(count), global_batch_size=8, shuffle=True)
-    steps = [local(strategy, x) for x, _ in data.distribute(recipe.dataset(1), strategy)]
+    steps = [local(strategy, x) for x, _ in data.distribute(recipe.dataset(1), strategy, autoshard=autoshard)]
     assert len(steps) == recipe.steps_per_epoch
     for share in steps[0]:
         assert len(share) == 8 // replicas
@@ -186,12 +186,28 @@ def test_every_example_reaches_one_replica(strategy_of, replicas, count):
         np.testing.assert_array_equal(np.concatenate(shares), order[8 * step : 8 * step + 8])
 
 
-def test_the_default_strategy_too_and_nonsense_is_refused():
+@pytest.mark.parametrize("autoshard", ["auto", "file", "off"])  # with "data" each worker cuts its own rows
+def test_the_policy_reaches_the_data_set(autoshard, monkeypatch):
+    workers = tf.distribute.MultiWorkerMirroredStrategy
+    strategy = object.__new__(workers)  # a real one needs a cluster
+    seen = []
+    monkeypatch.setattr(workers, "experimental_distribute_dataset", lambda self, dataset: seen.append(dataset))
+    data.distribute(tf.data.Dataset.range(4).batch(2), strategy, autoshard=autoshard)
+    policy = seen[0].options().experimental_distribute.auto_shard_policy
+    assert policy == tf.data.experimental.AutoShardPolicy[autoshard.upper()]
+
+
+def test_the_default_strategy_too_and_nonsense_is_refused(tmp_path):
     strategy = tf.distribute.get_strategy()
     got = [x.numpy() for x, _ in data.distribute(data.batches(numbered(5), global_batch_size=2), strategy)]
     np.testing.assert_array_equal(np.concatenate(got), np.arange(5))
+    with pytest.raises(RecipeError, match="autoshard='batch'"):
+        data.distribute(data.batches(numbered(5), global_batch_size=2), strategy, autoshard="batch")
     with pytest.raises(RecipeError, match="dataset must be a tf"):
         data.distribute([1, 2], strategy)
+    files = data.records(data.write_records(numbered(24), tmp_path), global_batch_size=8).dataset()
+    with pytest.raises(RecipeError, match="Give distribute the recipe"):
+        data.distribute(files, strategy, autoshard="file")
 
 
 def test_any_epoch_of_a_recipe_from_any_batch_on(strategy_of):

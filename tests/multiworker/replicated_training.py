@@ -82,7 +82,7 @@ if __name__ == "__main__":
     results = Path(sys.argv[1])
     loop, found = train(made, results)
     found["seen"] = batches_seen(loop)
-    rows = mk.data.distribute(data()[1].dataset(), made)
+    rows = mk.data.distribute(data()[1].dataset(), made, autoshard="data")
     found["rows"] = [made.experimental_local_results(x)[0].numpy().tolist() for x, _ in rows]
     found["describe"] = mk.strategy.describe(made)
     (results / f"found{mk.strategy.worker_index(made)}.json").write_text(json.dumps(found))
