@@ -28,7 +28,7 @@ T = TypeVar("T")
 _random = random.Random()  # Keras draws the seeds of layers from the one of the module
 
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a call is made again
-# "s3:" in s3://bucket, perhaps after filecache::; of two letters or more, since C:/ is a drive
+# "s3:" in s3://bucket, perhaps after simplecache::; of two letters or more, since C:/ is a drive
 _SCHEME = re.compile(r"(?:\w+::)*([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
 _COPY = "Name a local path, and copy what is written there to the address."
 _SILENCE = 120.0  # seconds after which a store counts as one that does not answer
@@ -188,7 +188,11 @@ def opened(address: str) -> tuple[Any, str]:
         FileError: an address that cannot be read.
     """
     if "::" in address:
-        raise ArgumentError(f"{address}: only data is read through a cache. Write {address.rpartition('::')[2]}.")
+        # simplecache takes half a file for a whole one, and blockcache zeros for what did not come
+        raise ArgumentError(
+            f"{address}: fsspec's caches are not used. Write {address.rpartition('::')[2]}, or copy the data to a disk "
+            "once."
+        )
     try:
         import fsspec  # type: ignore[import-untyped]
     except ImportError as error:

@@ -170,8 +170,8 @@ MECHANISMS = (
     Mechanism(
         "the index knows where a record begins",
         "mirrorkit/data/record_reading.py",
-        "one.offsets[[first, first + count]]",
-        "one.offsets[[0, count]]",
+        "begin, end = int(offsets[first]),",
+        "begin, end = 0,",
         "tests/data/test_record_index.py",
     ),
     Mechanism(

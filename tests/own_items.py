@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -54,20 +53,6 @@ class Faulty(Items):
         if isinstance(self.fault, Exception):
             raise self.fault
         return self.fault
-
-
-class Slow(Items):
-    """Each item takes a while; notes by which threads they are fetched."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, seconds: float = 0.01) -> None:
-        super().__init__(x, y)
-        self.seconds = seconds
-        self.threads: set[str] = set()
-
-    def __getitem__(self, number: int) -> Any:
-        self.threads.add(threading.current_thread().name)
-        time.sleep(self.seconds)
-        return super().__getitem__(number)
 
 
 class Stuck(Items):

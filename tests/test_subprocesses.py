@@ -49,8 +49,9 @@ def test_a_job_runs_where_standard_streams_are_closed(closed: str, tmp_path: Pat
 def test_an_object_in_a_process_of_its_own_where_standard_streams_are_closed(tmp_path: Path) -> None:
     code = """
 import numpy as np
-from mirrorkit.fetching import Processes, fetched
-assert [x.tolist() for x, in fetched(Processes([1, 2], 1), [np.arange(2)], threads=1)] == [[1, 2]]
+from mirrorkit.fetching import Processes
+with Processes([1, 2], 1).started(1) as fetch:
+    assert fetch(np.arange(2))[0].tolist() == [1, 2]
 """
     environment = {**subprocesses.with_mirrorkit(os.environ), "CODE": code}
     command = f'exec {sys.executable} -c "$CODE" <&- >&-'

@@ -1,4 +1,4 @@
-"""What would be waited for without an end: pipes among files, numbers that nobody meant."""
+"""What would be waited for without an end: locks, pipes, numbers that nobody meant."""
 
 from __future__ import annotations
 
@@ -24,66 +24,6 @@ def pipe(folder: Path, name: str) -> Path:
     folder.mkdir(exist_ok=True)
     os.mkfifo(folder / name)
     return folder / name
-
-
-def image_list(folder: Path) -> Any:
-    return mk.data.image_folder([str(pipe(folder, "a.png"))], labels=None, global_batch_size=1)
-
-
-def images(folder: Path) -> Any:
-    return mk.data.image_folder(pipe(folder, "a.png").parent, labels=None, global_batch_size=1)
-
-
-def records(folder: Path) -> Any:
-    return mk.data.records(str(pipe(folder, "a.tfrecord")), decode=lambda x: (x,), global_batch_size=1)
-
-
-def record_index(folder: Path) -> Any:
-    return mk.data.records(pipe(folder, "a.index.json").parent, global_batch_size=1)
-
-
-def parquet(folder: Path) -> Any:
-    return mk.data.parquet(pipe(folder, "a.parquet").parent, global_batch_size=1)
-
-
-def parquet_list(folder: Path) -> Any:
-    return mk.data.parquet([pipe(folder, "a.parquet")], global_batch_size=1)
-
-
-def mnist(folder: Path) -> Any:
-    return mk.data.load("mnist", data_dir=pipe(folder, "mnist.npz").parent)
-
-
-def cifar_pickles(folder: Path) -> Any:
-    return mk.data.load("cifar10", data_dir=pipe(folder, "data_batch_1").parent)
-
-
-def cifar_binary(folder: Path) -> Any:
-    return mk.data.load("cifar10", data_dir=pipe(folder, "data_batch_1.bin").parent)
-
-
-PIPES = [
-    *(image_list, images, records, record_index, parquet, parquet_list, mnist, cifar_pickles, cifar_binary),
-]
-
-
-@pytest.mark.parametrize("read", PIPES, ids=lambda read: read.__name__)
-def test_a_pipe_among_files_is_named(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    if read in (parquet, parquet_list):
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
-    with pytest.raises(MirrorkitError, match=r"a pipe or a device|not a regular file|other files: \S+a\.png"):
-        read(tmp_path / "set")
-
-
-def test_a_pipe_in_a_class_of_images_is_left_out(tmp_path: Path, caplog: Any) -> None:
-    images = np.zeros((4, 4, 3), "uint8")
-    for name in ("cat", "dog"):
-        pipe(tmp_path / name, "a.png")
-        mk._keras.keras.utils.save_img(tmp_path / name / "b.png", images)
-    (tmp_path / "dog" / "gone.png").symlink_to(tmp_path / "nowhere")
-    recipe = mk.data.image_folder(tmp_path, image_size=(4, 4), global_batch_size=2)
-    assert [Path(path).name for path in recipe.file_paths] == ["b.png", "b.png", "gone.png"], "a link is not a pipe"
-    assert "2 files that are no images by their names, links to folders, or pipes are left out" in caplog.text
 
 
 TOO_MANY: dict[str, Callable[[], Any]] = {

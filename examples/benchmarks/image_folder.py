@@ -1,15 +1,11 @@
 """Images per second and peak memory of reading a folder of JPEG files, against Keras's function and TFRecord files.
 
     python examples/benchmarks/image_folder.py --json docs/figures/image-folder.json
-    python examples/benchmarks/image_folder.py --large --json docs/figures/image-folder-large.json
 
 The training images of CIFAR-10 from $MIRRORKIT_CIFAR_SHARDS, or drawn ones where it is not set, are written as JPEG
 files in class folders, and the same bytes as TFRecord files. Each contender reads epochs of them in a process of its
 own, in turns and without training: shuffled, decoded, in batches. Peak memory is that of a fresh process that reads one
 epoch; it does not count the system's page cache.
-
-With --large, the images are drawn and have 3000x4000 pixels; image_folder reads them at 224x224, with each
-max_jpeg_ratio.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import tensorflow as tf
 from harness.measure import values_in_turns
 from harness.peak_memory import peak_bytes
@@ -31,13 +26,11 @@ from harness.report import SPEED_COLUMNS, Column, figures, parsed, parser_of, pr
 import mirrorkit as mk
 
 SIZE, BATCH = (32, 32), 256
-LARGE, READ_AT, LARGE_BATCH = (3000, 4000), (224, 224), 16
 NAMES = {
     "folder": "mk.data.image_folder",
     "records": "mk.data.records",
     "keras": "keras.utils.image_dataset_from_directory",
 }
-RATIOS = {f"ratio {ratio}": f"mk.data.image_folder, max_jpeg_ratio={ratio}" for ratio in (1, 2, 4, 8)}
 
 
 def encoded(count: int) -> Iterator[tuple[bytes, int]]:
@@ -57,28 +50,17 @@ def encoded(count: int) -> Iterator[tuple[bytes, int]]:
         yield tf.io.encode_jpeg(image).numpy(), int(label)
 
 
-def large(count: int) -> Iterator[tuple[bytes, int]]:
-    """Yield JPEG images of many pixels, and the class of each: shapes of all sizes, as in a photo."""
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        image = tf.fill([*LARGE, 3], 128.0)
-        for pixels, contrast in ((4, 10), (40, 25), (400, 40)):
-            shapes = rng.normal(size=(LARGE[0] // pixels, LARGE[1] // pixels, 3)).astype("float32")
-            image += contrast * tf.image.resize(shapes, LARGE, "bicubic")
-        yield tf.io.encode_jpeg(tf.saturate_cast(image, tf.uint8), quality=90).numpy(), number % 10
-
-
 class Writer:
     """Writes the sets, in a process of its own."""
 
-    def write(self, folder: str, count: int, are_large: bool, files: int = 10) -> int:
+    def write(self, folder: str, count: int, files: int = 10) -> int:
         """Write images as files, and as TFRecord files; return how many."""
         for label in range(10):
             Path(folder, "images", f"class{label}").mkdir(parents=True)
         Path(folder, "records").mkdir()
         writers = [tf.io.TFRecordWriter(str(Path(folder, "records", f"train-{i}.tfrecord"))) for i in range(files)]
         written = 0
-        for written, (content, label) in enumerate((large if are_large else encoded)(count), 1):
+        for written, (content, label) in enumerate(encoded(count), 1):
             Path(folder, "images", f"class{label}", f"{written:06}.jpg").write_bytes(content)
             feature = {
                 "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])),
@@ -98,10 +80,7 @@ class Reader:
         options = {"global_batch_size": BATCH, "shuffle": True}
         self.number = 0
         self.epoch: Callable[[int], tf.data.Dataset]
-        if contender in RATIOS:
-            options |= {"global_batch_size": LARGE_BATCH, "max_jpeg_ratio": int(contender.split()[1])}
-            self.epoch = mk.data.image_folder(Path(folder, "images"), image_size=READ_AT, **options).dataset
-        elif contender == "folder":
+        if contender == "folder":
             self.epoch = mk.data.image_folder(Path(folder, "images"), image_size=SIZE, **options).dataset
         elif contender == "records":
             self.epoch = mk.data.records(Path(folder, "records"), **options).dataset
@@ -132,19 +111,18 @@ def reader(folder: str, contender: str) -> Group:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--large", action="store_true", help="large pictures, with each max_jpeg_ratio")
-    parser.add_argument("--images", type=int, help="50,000 by default, of large ones 100")
+    parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=7, help="epochs of each, after one that does not count")
     parser.add_argument("--folder", help="where there is room for the files; the system's temporary folder by default")
     options = parsed(parser)
-    images = options.images or (100 if options.large else 50_000)
-    counts, names = (images // 10, images), RATIOS if options.large else NAMES
+    images, names = options.images, NAMES
+    counts = images // 10, images
     peaks: dict[str, list[float]] = {contender: [] for contender in names}
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="mirrorkit-") as folder, ExitStack() as stack:
         for count in counts:
             place = str(Path(folder, str(count)))
             with Group("image_folder:Writer", timeout=3600) as writer:
-                writer.call("write", folder=place, count=count, are_large=options.large)
+                writer.call("write", folder=place, count=count)
             for contender, found in peaks.items():
                 with reader(place, contender) as one:
                     one.call("read")
@@ -160,8 +138,8 @@ def main() -> None:
         *(Column("contender", "read by"), *SPEED_COLUMNS),
         *(Column("peak_small", f"peak of {counts[0]:,}, MB", ".0f"), Column("peak", f"of {counts[1]:,}, MB", ".0f")),
     ]
-    (height, width), batch = (LARGE, LARGE_BATCH) if options.large else (SIZE, BATCH)
-    title = f"{images:,} JPEG images of {height}x{width}, shuffled, batches of {batch}"
+    height, width = SIZE
+    title = f"{images:,} JPEG images of {height}x{width}, shuffled, batches of {BATCH}"
     present(report_of("image_folder", title, columns, rows, unit="images/s"), options)
 
 

@@ -59,7 +59,6 @@ def file_errors(what: str, cure: str) -> Iterator[None]:
 @contextmanager
 def damage_named(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what a damaged file makes its reader raise into a DataError with its name."""
-    require_regular([os.fspath(path)])
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, PermissionError):
@@ -68,21 +67,6 @@ def damage_named(path: str | os.PathLike[str]) -> Iterator[None]:
         raise DataError(
             f"{os.fspath(path)} is damaged: {type(error).__name__}: {str(error)[:200]}. Delete it and fetch it again."
         ) from error
-
-
-def is_special(path: str) -> bool:
-    """Return whether there is a pipe or a device, on which a reader may wait forever."""
-    return not (os.path.isfile(path) or os.path.isdir(path)) and os.path.exists(path)
-
-
-def require_regular(files: Iterable[str]) -> None:
-    """Refuse what `is_special` among files of this machine; addresses pass.
-
-    Raises:
-        DataError: there is one.
-    """
-    for path in filter(is_special, files):
-        raise DataError(f"{path} is a pipe or a device, on which a reader may wait forever. Name regular files.")
 
 
 def reason(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import CURE, file_errors, paths_of, require_regular
+from mirrorkit.data.disk import CURE, file_errors, paths_of
 from mirrorkit.errors import DataError
 from mirrorkit.object_storage import is_address
 
@@ -27,7 +27,7 @@ def found(who: str, files: Any, end: str) -> tuple[str, ...]:
 
     Raises:
         RecipeError: what is no path.
-        DataError: no such file; a pipe.
+        DataError: no such file.
         FileError: what cannot be listed.
     """
     given = paths_of(who, files)
@@ -39,13 +39,12 @@ def found(who: str, files: Any, end: str) -> tuple[str, ...]:
     elif is_address(path):
         meant = remote_files.matching(path) or remote_files.matching(f"{path.rstrip('/')}/*{end}")
     else:
-        meant = matching(os.path.join(path, f"*{end}") if os.path.isdir(path) else path)
+        meant = listed(path, f"*{end}") if os.path.isdir(path) else matching(path)
     if not meant:
         raise DataError(
             f"{files}: no {end.lstrip('.')} file of that name or pattern. Name files in folders within one by a "
             f"pattern, such as '{files}/*/*{end}'."
         )
-    require_regular(meant)
     return tuple(meant)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +9,9 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.disk import reason
-from mirrorkit.data.distribution import untuned
 from mirrorkit.errors import DataError, RecipeError
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-JPEG_RATIOS = (1, 2, 4, 8)  # of TensorFlow's `decode_jpeg`
 
 _SMOOTHING = ("gaussian", "mitchellcubic")  # these change an image of the size too
 
@@ -33,7 +29,6 @@ class ImageFormat:
     interpolation: str
     crop_to_aspect_ratio: bool
     pad_to_aspect_ratio: bool
-    max_jpeg_ratio: int
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -48,87 +43,43 @@ class ImageFormat:
                 raise RecipeError(f"{name} must be one of {', '.join(values)}; found {getattr(self, name)!r}.")
         if self.crop_to_aspect_ratio and self.pad_to_aspect_ratio:
             raise RecipeError("Ask for crop_to_aspect_ratio or pad_to_aspect_ratio, not for both.")
-        if self.max_jpeg_ratio not in JPEG_RATIOS:
-            ratios = ", ".join(map(str, JPEG_RATIOS))
-            raise RecipeError(f"max_jpeg_ratio must be one of {ratios}; found {self.max_jpeg_ratio!r}.")
-        if self.max_jpeg_ratio > 1 and self.color_mode == "rgba":
-            raise RecipeError(
-                f'max_jpeg_ratio={self.max_jpeg_ratio} and color_mode="rgba" exclude each other: JPEG files have no '
-                "fourth channel, and only they can be decoded at a smaller size. Leave out one of the two."
-            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of an image."""
-        return (*self.image_size, self.channels)
+        return (*self.image_size, CHANNELS[self.color_mode])
 
-    @property
-    def channels(self) -> int:
-        """How many numbers a pixel has."""
-        return CHANNELS[self.color_mode]
-
-    def batch(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> tf.Tensor:
+    def batch(self, paths: tf.Tensor) -> tf.Tensor:
         """Return the images of these files, uint8 [N, H, W, C]; an error names the file that has none.
 
-        To name it costs nothing where there is none: the second dataset, which tries file by file, is not begun. The
-        `contents` of files that TensorFlow cannot read are beside their paths.
+        To name it costs nothing where there is none: the second dataset, which tries file by file, is not begun.
         """
-        given = tf.data.Dataset.from_tensors((paths,) if contents is None else (paths, contents))
+        given = tf.data.Dataset.from_tensors(paths)
         whole = given.map(self._images).ignore_errors()
         named = given.map(self._named)
         return whole.concatenate(named).take(1).get_single_element()
 
-    def damaged(self, paths: tf.Tensor, contents: tf.Tensor | None = None) -> list[int]:
-        """Return the numbers of the files that cannot be decoded; all are read, in parallel."""
-        numbered = tf.data.Dataset.from_tensor_slices((paths,) if contents is None else (paths, contents)).enumerate()
-
-        @tf.autograph.experimental.do_not_convert
-        def decoded(number: tf.Tensor, file: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-            return number, tf.shape(_decoded(_content(*file), 0))  # or TensorFlow would leave out the decoding
-
-        whole = numbered.map(decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False).ignore_errors()
-        found = {int(number) for numbers, _ in untuned(whole.batch(1024)) for number in numbers.numpy()}
-        return sorted({*range(len(paths))} - found)
-
-    def _images(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
-        spec = tf.TensorSpec(self.shape, tf.uint8)
-        images = tf.map_fn(lambda file: self._image(*file), (paths, *contents), fn_output_signature=spec)
+    def _images(self, paths: tf.Tensor) -> tf.Tensor:
+        images = tf.map_fn(self._image, paths, fn_output_signature=tf.TensorSpec(self.shape, tf.uint8))
         return tf.ensure_shape(images, [paths.shape[0], *self.shape])
 
     @tf.autograph.experimental.do_not_convert
-    def _named(self, paths: tf.Tensor, *contents: tf.Tensor) -> tf.Tensor:
+    def _named(self, paths: tf.Tensor) -> tf.Tensor:
         """Return the images of files of which one could not be decoded; an error names it unless that works now."""
 
-        def require(*files: np.ndarray) -> bool:
-            for path, *content in zip(*files, strict=True):
+        def require(paths: np.ndarray) -> bool:
+            for path in paths:
                 try:
-                    self._image(*map(tf.constant, (path, *content)))
+                    self._image(tf.constant(path))
                 except tf.errors.OpError as error:
-                    raise _undecodable(path, content, reason(error)) from None
+                    raise _undecodable(path.decode(), reason(error)) from None
             return True
 
-        with tf.control_dependencies([tf.numpy_function(require, (paths, *contents), tf.bool)]):
-            return self._images(paths, *contents)
+        with tf.control_dependencies([tf.numpy_function(require, [paths], tf.bool)]):
+            return self._images(paths)
 
-    def _image(self, path: tf.Tensor, *content: tf.Tensor) -> tf.Tensor:
-        return self._resized(self._decode(_content(path, *content)))
-
-    def _decode(self, content: tf.Tensor) -> tf.Tensor:
-        """The image in the content of a file, uint8 [H, W, C]; that of a large JPEG reduced, if that was asked for."""
-        if self.max_jpeg_ratio == 1:
-            return _decoded(content, self.channels)
-        whole = functools.partial(_decoded, content, self.channels)
-        return tf.cond(tf.io.is_jpeg(content), functools.partial(self._reduced, content), whole)
-
-    def _reduced(self, content: tf.Tensor) -> tf.Tensor:
-        """The image of a JPEG file at the largest ratio at which it is no smaller than `image_size`."""
-        ratios = [ratio for ratio in JPEG_RATIOS if ratio <= self.max_jpeg_ratio]
-        size = tf.io.extract_jpeg_shape(content)[:2]  # the JPEG library divides it and rounds up
-        fits = [tf.reduce_all(-(-size // ratio) >= self.image_size) for ratio in ratios[1:]]
-        return tf.switch_case(
-            tf.reduce_sum(tf.cast(fits, tf.int32)),
-            [lambda ratio=ratio: tf.io.decode_jpeg(content, self.channels, ratio) for ratio in ratios],
-        )
+    def _image(self, path: tf.Tensor) -> tf.Tensor:
+        return self._resized(_decoded(path, CHANNELS[self.color_mode]))
 
     def _resized(self, image: tf.Tensor) -> tf.Tensor:
         """Resize as Keras's `image_dataset_from_directory` does, and round."""
@@ -147,25 +98,27 @@ class ImageFormat:
         return tf.ensure_shape(tf.cond(fits, lambda: image, resized), self.shape)
 
 
-def _undecodable(path: bytes, content: Sequence[bytes], why: str) -> DataError:
-    name = path.decode()
+def is_image(path: str) -> bool:
+    """Return whether a file can be read, and decoded as an image."""
     try:
-        _decoded(_content(path, *content), 0)
+        _decoded(tf.constant(path), 0)
     except tf.errors.OpError:
-        return DataError(
-            f"{name} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave "
-            "out such files: skip_corrupt=True."
-        )
-    return DataError(f"{name} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
+        return False
+    return True
 
 
-def _content(path: tf.Tensor, content: tf.Tensor | None = None) -> tf.Tensor:
-    return tf.io.read_file(path) if content is None else content
+def _undecodable(path: str, why: str) -> DataError:
+    if is_image(path):
+        return DataError(f"{path} is whole, but cannot be decoded with this color_mode: {why}. Choose another one.")
+    return DataError(
+        f"{path} cannot be read, or decoded as an image: {why}. Replace or delete it, or let image_folder leave out "
+        "such files: skip_corrupt=True."
+    )
 
 
-def _decoded(content: tf.Tensor, channels: int) -> tf.Tensor:
-    """The image in the content of a file, uint8 [H, W, C]; of an animation the first one."""
-    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
+def _decoded(path: tf.Tensor, channels: int) -> tf.Tensor:
+    """The image in a file, uint8 [H, W, C]; of an animation the first one."""
+    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels or None])
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import path_of, paths_of, require_regular
-from mirrorkit.data.image_decoding import ImageFormat
+from mirrorkit.data.disk import path_of, paths_of
+from mirrorkit.data.image_decoding import ImageFormat, is_image
 from mirrorkit.data.image_listing import Listing, list_classes, list_images
 from mirrorkit.data.in_memory import OfSplit
 from mirrorkit.data.nests import Arrays
-from mirrorkit.data.remote_files import RemoteFile, described, in_parallel, is_remote, read, versions
+from mirrorkit.data.remote_files import in_parallel, require_readable
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
 
@@ -25,7 +25,6 @@ _log = logging.getLogger("mirrorkit")
 
 _SUBSETS = ("training", "validation")
 _TOLD = 3  # names in a message
-_TOGETHER = 4096  # files that are decoded before the first epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +47,10 @@ class ImageFolder(OfSplit):
     The order is a pure function of (seed, epoch), the same as that of `batches` over these images.
 
     Args:
-        path: a folder with a subfolder for each class, or a list of files; or addresses of these, such as
-            "s3://bucket/flowers" (docs: Data, In a bucket). The sorted names of the subfolders are the classes. Images
-            in folders within a class folder belong to it. Hidden files, links to folders within a class, pipes, and
-            files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out; a log line says how many.
+        path: a folder with a subfolder for each class, or a list of files, on this machine or at gs://. The sorted
+            names of the subfolders are the classes. Images in folders within a class folder belong to it. Hidden files,
+            links to folders within a class, and files that are not named .bmp, .gif, .jpeg, .jpg or .png are left out;
+            a log line says how many.
         global_batch_size: examples per step over all replicas together, as in `batches`.
         shuffle, seed, augment, map, one_hot, drop_remainder, prefetch: as in `batches`.
         weights, replacement, examples_per_epoch: as in `batches`.
@@ -67,9 +66,6 @@ class ImageFolder(OfSplit):
         crop_to_aspect_ratio: resize the largest central part with the aspect ratio of `image_size`. By default the
             whole image is stretched.
         pad_to_aspect_ratio: keep the image's aspect ratio, and pad with zeros on both sides.
-        max_jpeg_ratio: with 2, 4 or 8, large JPEG files are decoded at a half, a quarter or an eighth of their height
-            and width, at most, before they are resized. This is faster and gives different pixels. Each file gets the
-            largest ratio at which it is no smaller than `image_size`; files of other formats are decoded at full size.
         validation_split: the fraction of the images, between 0 and 1, for validation. The choice depends only on their
             number, not on `seed` or `shuffle`, so the two subsets never overlap.
         subset: with `validation_split`, "training" or "validation".
@@ -83,6 +79,7 @@ class ImageFolder(OfSplit):
 
     Raises:
         RecipeError: what `batches` refuses; arguments that do not fit each other; an option that does not exist.
+        ArgumentError: an address, but for gs://.
         DataError: no such folder, no class folders, a class without images, no images; labels outside the classes, or
             not one for each file. A file that cannot be decoded raises an error when it is read: a DataError in a
             `Loop`, TensorFlow's InvalidArgumentError in a custom training loop. Both name the file.
@@ -98,14 +95,12 @@ class ImageFolder(OfSplit):
     interpolation: str = "bilinear"
     crop_to_aspect_ratio: bool = False
     pad_to_aspect_ratio: bool = False
-    max_jpeg_ratio: int = 1
     validation_split: float | None = None
     subset: str | None = None
     skip_corrupt: bool = False
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
     _split: Split = field(init=False, repr=False)  # whose inputs are the paths
-    _at_addresses: Mapping[bytes, RemoteFile] = field(init=False, repr=False)
     _crc: int = field(init=False, repr=False)  # of the names and labels
 
     def __post_init__(self) -> None:
@@ -126,7 +121,6 @@ class ImageFolder(OfSplit):
         paths = [listing.paths[place] for place in split.inputs]
         self._set(
             _split=replace(split, images=np.array(paths, object)),
-            _at_addresses={path.encode(): path for path in paths if isinstance(path, RemoteFile)},
             _crc=self._crc_of(paths, split.as_element()[1:]),
             labels=split.labels,
             class_names=listing.class_names,
@@ -137,7 +131,7 @@ class ImageFolder(OfSplit):
     @property
     def file_paths(self) -> list[str]:
         """The files, in the order of an epoch that is not shuffled."""
-        return [str(path) for path in self._split.inputs]
+        return list(self._split.inputs)
 
     @property
     def layout(self) -> object:
@@ -150,17 +144,7 @@ class ImageFolder(OfSplit):
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         paths, *labels = read
-        return (self._format.batch(paths, self._contents(paths)), *labels)
-
-    def _contents(self, paths: tf.Tensor) -> tf.Tensor | None:
-        """Return the contents of some files at addresses; None of others, which TensorFlow reads."""
-        if not self._at_addresses:
-            return None
-
-        def contents(paths: np.ndarray) -> np.ndarray:
-            return _read([self._at_addresses[path] for path in paths])
-
-        return tf.ensure_shape(tf.numpy_function(contents, [paths], tf.string, stateful=False), paths.shape)
+        return (self._format.batch(paths), *labels)
 
     def _listed(self) -> Listing:
         inferred = isinstance(self.labels, str)
@@ -177,11 +161,10 @@ class ImageFolder(OfSplit):
                 )
             return list_images(folder)
         paths = paths_of("image_folder", self.path)
-        if any(map(is_remote, paths)):
-            paths = [*described(paths)]
+        for path in paths:
+            require_readable("image_folder", path)
         if not paths:
             raise DataError("image_folder was given an empty list of files.")
-        require_regular(paths)
         if inferred:
             raise RecipeError(
                 "image_folder was given a list of files without labels. Pass labels=, one for each, or labels=None for "
@@ -192,20 +175,15 @@ class ImageFolder(OfSplit):
     def _readable(self, paths: list[str], split: Split) -> Split:
         """Leave out the files that cannot be decoded."""
         _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
-        numbers = []
-        for first in range(0, len(split), _TOGETHER):
-            some = [paths[place] for place in split.inputs[first : first + _TOGETHER]]
-            contents = _read(some) if isinstance(some[0], RemoteFile) else None  # what does not come is not corrupt
-            found = self._format.damaged(tf.constant([*map(str, some)], tf.string), contents)
-            numbers += [first + number for number in found]
-        if not numbers:
+        whole = np.array(in_parallel(is_image, [paths[place] for place in split.inputs]))
+        if whole.all():
             return split
-        self._set(skipped=tuple(paths[split.inputs[number]] for number in numbers))
+        self._set(skipped=tuple(paths[place] for place in split.inputs[~whole]))
         few = ", ".join(self.skipped[:_TOLD])
-        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(numbers), len(split), few)
-        if len(numbers) == len(split):
+        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(self.skipped), len(split), few)
+        if not whole.any():
             raise DataError(f"None of {len(split)} files can be decoded as an image, the first is {self.skipped[0]}.")
-        return split[np.delete(np.arange(len(split)), numbers)]
+        return split[whole]
 
     def _crc_of(self, paths: list[str], labels: Arrays) -> int:
         """A number that stands for names and labels, wherever the folder lies."""
@@ -214,18 +192,13 @@ class ImageFolder(OfSplit):
             names = [path[root:].strip(os.sep) for path in paths]
         else:
             names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("\0".join([*names, versions(paths)]).encode())
+        crc = zlib.crc32("".join(f"{name}\0" for name in names).encode())
         for label in tf.nest.flatten(labels):
             crc = zlib.crc32(label.tobytes(), crc)
         return crc
 
 
 image_folder = ImageFolder
-
-
-def _read(files: Sequence[RemoteFile]) -> np.ndarray:
-    """Return what files at addresses hold."""
-    return np.array(in_parallel(lambda file: read(file, 0, file.size), files), object)
 
 
 def _check_subset(validation_split: float | None, subset: str | None) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import logging
 import os
-import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, file_errors, is_special
-from mirrorkit.data.remote_files import is_remote, within
+from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.remote_files import require_readable
 from mirrorkit.errors import DataError, RecipeError
 
 _log = logging.getLogger("mirrorkit")
@@ -23,9 +21,7 @@ _log = logging.getLogger("mirrorkit")
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")  # what TensorFlow decodes
 _TOLD = 3  # names in a message
 
-
-# `os.walk` of a folder; of files at addresses, a dict by their names in place of the list of these
-_Walk = Callable[[str], Iterator[tuple[str, list[str], Any]]]
+_Walk = Callable[[str], Iterator[tuple[str, list[str], list[str]]]]  # `os.walk`
 
 
 class Listing(NamedTuple):
@@ -99,36 +95,18 @@ def _images_in(folder: str, others: list[str], walk: _Walk) -> Iterator[str]:
             for name in sorted(filter(_is_shown, [*files, *links])):
                 path = os.path.join(parent, name)
                 path.encode()  # see `path_of`
-                if _is_image(name) and name not in links and not is_special(path):
-                    yield files[name] if isinstance(files, dict) else path
+                if _is_image(name) and name not in links:
+                    yield path
                 else:
                     others.append(path)
 
 
 def _walker(folder: str) -> _Walk:
     """Return what walks in a folder, or one within, as `os.walk` does."""
-    if not is_remote(folder):
-        if not tf.io.gfile.isdir(folder):
-            raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
-        return tf.io.gfile.walk if "://" in folder else functools.partial(os.walk, onerror=_raise)
-    if not (files := within(folder)):
-        raise DataError(f"image_folder needs a folder, or a list of files; there is nothing at {folder}.")
-    # one listing of all, where each folder would cost a request
-    held: dict[str, tuple[set[str], dict[str, str]]] = collections.defaultdict(lambda: (set(), {}))
-    for file in files:
-        parent, name = posixpath.split(file)
-        held[parent][1][name] = file
-        while len(parent) > len(folder.rstrip("/")):
-            parent, name = posixpath.split(parent)
-            held[parent][0].add(name)
-
-    def walk(parent: str) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-        inside, own = held[parent.rstrip("/")]
-        yield parent, (folders := [*inside]), own
-        for name in folders:
-            yield from walk(os.path.join(parent, name))
-
-    return walk
+    require_readable("image_folder", folder)
+    if not tf.io.gfile.isdir(folder):
+        raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
+    return tf.io.gfile.walk if "://" in folder else functools.partial(os.walk, onerror=_raise)
 
 
 def _raise(error: OSError) -> None:
@@ -151,7 +129,7 @@ def _no_images(folder: str, others: Sequence[str]) -> DataError:
 def _tell(folder: str, others: Sequence[str]) -> None:
     if others:
         _log.warning(
-            "%s: %d files that are no images by their names, links to folders, or pipes are left out: %s.",
+            "%s: %d files that are no images by their names, or links to folders, are left out: %s.",
             folder,
             len(others),
             _few(others),

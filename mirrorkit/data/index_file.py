@@ -1,22 +1,20 @@
 """The index of a set: what `write_records` says of its files, and whether the files beside it are those.
 
-An index is trusted as far as the files confirm it: their sizes, and the arrays of the first example.
+An index is trusted as far as the files confirm it: their sizes, and where these tell it, their numbers of examples.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, file_errors, reason
-from mirrorkit.data.record_lengths import first_record
+from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.remote_files import RemoteFile, listed, opened, size_of
-from mirrorkit.errors import DataError, MirrorkitError
+from mirrorkit.errors import DataError
 
 INDEX_END = ".index.json"
 FORMAT = 1
@@ -52,31 +50,6 @@ def read_index(path: str) -> dict[str, Any]:
     return index
 
 
-def require_features(file: str, compression: str, features: dict[str, Any]) -> None:
-    """Compare the first example of a file with what the index says of all.
-
-    Raises:
-        DataError: an example of other arrays, or of other sizes; a file that is damaged there.
-    """
-    try:
-        record = first_record(file, compression)
-        held = tf.train.Example.FromString(record).features.feature
-    except MirrorkitError:  # the file is not to blame
-        raise
-    except Exception as error:  # TensorFlow's and protobuf's kinds
-        why = reason(error) if isinstance(error, tf.errors.OpError) else type(error).__name__
-        raise DataError(f"{file} is cut short or damaged after 0 examples: {why}. {_AGAIN}") from error
-    for key in sorted({*held, *features}):
-        found = [len(value) for value in held[key].bytes_list.value] if key in held else []
-        wanted = [_bytes(features[key])] if key in features else []
-        if found != wanted:
-            says = f"{features[key]['dtype']} {features[key]['shape']}" if wanted else "no such array"
-            raise DataError(
-                f"{file}: an example holds {sum(found)} bytes under {key!r}; the index says {says}, "
-                f"{sum(wanted)} bytes. {_AGAIN}"
-            )
-
-
 def _parsed(index: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return the fields that are used, each of its type; raises some error where one is missing, or is something else.
 
@@ -106,7 +79,3 @@ def _parsed(index: dict[str, Any], folder: str) -> dict[str, Any]:
         "features": features,
         "shards": shards,
     }
-
-
-def _bytes(feature: dict[str, Any]) -> int:
-    return math.prod(feature["shape"]) * np.dtype(feature["dtype"]).itemsize

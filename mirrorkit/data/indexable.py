@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
-from mirrorkit.data.nests import leaves
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.fetching import holds_arrays, lengths
 
 _STREAM = (
     "Write what it yields to files once, mk.data.write_records(examples, folder), and train on "
-    "mk.data.records(folder, ...); or let a function make each worker's tf.data.Dataset: mk.data.from_function"
+    "mk.data.records(folder, ...); or let a function make each worker's tf.data.Dataset: mk.data.from_function. A "
+    "tf.data.Dataset of global batches is data for Loop as it is"
 )
 _MOST = 2**40  # examples; their numbers are held in memory
-_ONE_BY_ONE = "Give it a class whose __getitem__(i) returns example i, without a batch"
 
 
 def number_of(items: Any) -> int:
@@ -52,44 +48,19 @@ def number_of(items: Any) -> int:
 
 
 def _elsewhere(items: Any) -> str | None:
-    """Return what to do with an object that gives no examples by number; None for one that does."""
-    if isinstance(items, tf.data.Dataset):
-        return "A tf.data.Dataset of global batches is data for Loop as it is"
+    """Return what to do with an object that gives no examples by number, or not those that were meant; else None."""
     if isinstance(items, (str, bytes)):
         return "Files are read by mk.data.records; a class of your own may open what lies at a path"
-    if "keras" in sys.modules and isinstance(items, sys.modules["keras"].utils.PyDataset):
-        return f"It gives whole batches. {_ONE_BY_ONE}"
-    if hasattr(items, "iloc"):
-        return "Its brackets take labels. Use its arrays: dict(column=table['column'].to_numpy(), ...)"
-    if isinstance(items, Mapping) and not holds_arrays(items):
-        cure = "Take one part of a set, parts['train'], or its arrays, (parts['images'], parts['labels'])"
-        return f"A dict must hold arrays with a row for each example, and {_odd_part(items)}. {cure}"
-    if isinstance(items, tuple) and not holds_arrays(items):
-        cure = "Several objects need a class around them"
-        return f"A tuple must hold arrays with a row for each example, (x, y), and {_odd_part(items)}. {cure}"
+    if isinstance(items, (tuple, Mapping)) and not holds_arrays(items):
+        return (
+            "A tuple or dict must hold arrays with a row for each example. Take one part of a set, parts['train']; "
+            "other objects need a class around them"
+        )
     if isinstance(items, list) and any(map(holds_arrays, items)):
         return "A list of arrays may mean several arrays, or an array for each example. Use a tuple, or np.stack"
-    if getattr(items, "shape", None) == ():
-        return "It is a single value. An array needs a row for each example"
-    if callable(getattr(items, "keys", None)) and not isinstance(items, Mapping) and not _takes_numbers(items):
-        return "Its brackets take names. Give it the arrays themselves: (group['images'], group['labels'])"
     if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         return f"It has no __getitem__ and __len__. {_STREAM}"
     return None
-
-
-def _odd_part(items: Any) -> str:
-    """Say which part of a dict or tuple is not an array with rows."""
-    odd = next((path for path, part in leaves("its part ", items) if not holds_arrays(part)), None)
-    return "it is empty, or holds a list" if odd is None else f"{odd} is none"
-
-
-def _takes_numbers(items: Any) -> bool:
-    try:
-        items[0]
-    except (TypeError, KeyError):
-        return False
-    return True
 
 
 def _named(items: Any) -> str:

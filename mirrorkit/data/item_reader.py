@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from mirrorkit.data.indexable import number_of
 from mirrorkit.data.nests import as_int64
 from mirrorkit.data.reading import Reader
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.fetching import Fetcher, Leaf, Processes, described, empty, fetched, pack
+from mirrorkit.fetching import Fetcher, Leaf, Processes, described, pack
 
 
 class ItemReader(Reader):
@@ -39,8 +40,9 @@ class ItemReader(Reader):
     blocks = None
 
     def __init__(self, items: Any, num_classes: int | None, threads: int, processes: int | None) -> None:
-        self.number, self._items, self._num_classes = number_of(items), items, num_classes
+        self.number, self._num_classes = number_of(items), num_classes
         self._threads = processes or threads
+        self.together = 4 * self._threads  # so that small batches leave none of them idle
         self._source = Processes(items, processes) if processes else Fetcher(items)
         form = self._source.form
         inputs, *rest = self._parts = form if isinstance(form, tuple) and len(form) <= 3 else (form,)
@@ -60,31 +62,26 @@ class ItemReader(Reader):
 
     def specs(self, rows: int | None) -> Any:
         """See `Reader`."""
-        arrays = self._example(empty(self._source.form, 0), np.arange(0))
-        return tf.nest.map_structure(lambda array: tf.TensorSpec([rows, *array.shape[1:]], array.dtype), arrays)
+        return tf.nest.map_structure(lambda array: tf.TensorSpec([rows, *array.shape[1:]], array.dtype), self._first)
+
+    @functools.cached_property
+    def _first(self) -> Any:
+        return self.read(np.arange(1))
 
     def read(self, numbers: np.ndarray) -> Any:
         """See `Reader`."""
         return self._example(self._source.arrays(numbers), numbers)
 
-    def batches(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
-        """See `Reader`; several threads or processes share each batch, and several batches are fetched at once."""
-        asked, given = itertools.tee(itertools.chain.from_iterable(windows))
-        for leaves, numbers in zip(fetched(self._source, asked, threads=self._threads), given, strict=True):
-            yield self._example(leaves, numbers)
-
-    def require_unchanged(self) -> None:
-        """See `Reader`."""
-        if (now := number_of(self._items)) != self.number:
-            raise DataError(
-                f"{type(self._items).__name__} held {self.number} examples when the recipe was made, and holds "
-                f"{now} now. Make a new recipe of it."
-            )
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[np.ndarray], Any]]:
+        """See `Reader`; several threads or processes share what is read."""
+        with self._source.started(self._threads) as fetch:
+            yield lambda numbers: self._example(fetch(numbers), numbers)
 
     def print_of(self, numbers: np.ndarray) -> str:
         """Return what tells these items, and the form of all, from others."""
         found = 0
-        for array in self._source.arrays(numbers) if len(numbers) else ():
+        for array in self._source.arrays(np.unique(numbers)) if len(numbers) else ():
             content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
             found = zlib.crc32(content, found)
         return f"{described(self._source.form)} {found}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
@@ -14,14 +13,8 @@ import tensorflow as tf
 
 from mirrorkit.arguments import is_number, require_kinds, whole_number
 from mirrorkit.data.distribution import untuned
-from mirrorkit.data.generated import from_generator
-from mirrorkit.data.nests import pick
 from mirrorkit.data.recipe import Recipe
-from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
-
-_MOST = 255  # sets
-_TOGETHER = 2**16  # examples of a small set, whose epochs are made together
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +69,8 @@ class Mix(Recipe):
             raise RecipeError(
                 f"mix needs a dict of recipes and their weights, {{mk.data.batches(...): 3, ...}}; found {sets!r}."
             )
-        if not 0 < len(sets) <= _MOST:
-            raise RecipeError(f"mix was given {len(sets)} sets; give it 1 to {_MOST}.")
+        if not sets:
+            raise RecipeError("mix was given 0 sets; give it one or more.")
         size = max(one.global_batch_size for one in sets)
         vars(self).update(sets=dict(sets), global_batch_size=size)  # a frozen dataclass refuses assignment
         for one in sets:
@@ -114,11 +107,6 @@ class Mix(Recipe):
         told = [f"{draws} x {self._unit} of {one.num_examples} ({one.order_in_words})" for draws, one in sets]
         return f"mix seed={self.seed}: {', '.join(told)}"
 
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self._spec_of(self.global_batch_size)
-
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
@@ -131,33 +119,33 @@ class Mix(Recipe):
         self._check_position(epoch, start)
         if input_context is not None and not self.reads_own_rows:
             raise RecipeError("mix reads the rows of a worker alone only with whole_batches=True; ask for all of them.")
-        first, end = own_rows(self.global_batch_size, input_context)
-        read = functools.partial(self._read, epoch, start, input_context)
-        made = from_generator(read, self._spec_of(end - first), self.steps_per_epoch - start)
-        return made.prefetch(tf.data.AUTOTUNE)
-
-    def _spec_of(self, rows: int) -> Any:
-        """Return the spec of batches with so many rows, or where the last one is smaller with any number."""
-        size = rows if self.drop_remainder or self.num_examples % self.global_batch_size == 0 else None
-        of_set = next(iter(self.sets)).element_spec
-        return tf.nest.map_structure(lambda one: tf.TensorSpec([size, *one.shape[1:]], one.dtype), of_set)
-
-    def _read(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> Iterator[Any]:
-        """Yield the batches of `epoch` from `start` on, or a worker's rows of them."""
-        # First which set gives each example of the epoch, and how many each set has given before; then of each batch
-        # the rows of the first set, those of the second, and so on, and the place of each row among them.
+        # First which set gives each example of the epoch, or each whole batch; then how many each set has given before.
         size, number = self.global_batch_size, len(self.sets)
-        whose = np.repeat(np.arange(number, dtype=np.uint8), self._draws)
-        drawn = np.random.default_rng((self.seed, epoch)).permutation(whose).repeat(self._unit)
-        given = epoch * self._draws * self._unit + np.bincount(drawn[: start * size], minlength=number)
-        streams = [_Stream(one, first, context) for one, first in zip(self.sets, given.tolist(), strict=True)]
-        rows = slice(*own_rows(size, context))
-        for step in range(start, self.steps_per_epoch):
-            own = drawn[step * size : (step + 1) * size][rows]
-            counts = enumerate(np.bincount(own).tolist())
-            parts = itertools.chain.from_iterable(streams[one].take(count) for one, count in counts)
-            joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-            yield pick(joined, np.argsort(np.argsort(own, kind="stable")))
+        whose = np.random.default_rng((self.seed, epoch)).permutation(np.repeat(np.arange(number), self._draws))
+        passed, whose = np.split(whose, [start * size // self._unit])
+        given = epoch * self._draws + np.bincount(passed, minlength=number)
+        left = np.bincount(whose, minlength=number)
+        own = {} if input_context is None else {"input_context": input_context}
+        each = zip(self.sets, given.tolist(), left.tolist(), strict=True)
+        parts = [self._part_of(one, before, after, own) for one, before, after in each]
+        mixed = tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.from_tensor_slices(whose))
+        if not self.whole_batches:
+            mixed = mixed.batch(size, drop_remainder=self.drop_remainder or self.num_examples % size == 0)
+        counted = mixed.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
+        return untuned(counted.prefetch(tf.data.AUTOTUNE))
+
+    def _part_of(self, one: Recipe, given: int, left: int, own: Mapping[str, Any]) -> tf.data.Dataset:
+        """Return `left` examples of a set, or batches, after the `given` ones, counted over all its epochs."""
+        of_epoch, first = sum(one.batch_sizes()), given * self._unit
+        epoch, place = divmod(first, of_epoch)
+        start, passed = divmod(place, one.global_batch_size)  # rows of the first batch
+        made = one.dataset(epoch, start, **own)
+        later = range(epoch + 1, -(-(first + left * self._unit) // of_epoch))
+        if later and not own:
+            made = made.concatenate(one.epochs(len(later), first=later.start))  # of a small set, made together
+        elif later:
+            made = functools.reduce(tf.data.Dataset.concatenate, (one.dataset(at, **own) for at in later), made)
+        return (made if self.whole_batches else made.unbatch().skip(passed)).take(left)
 
     @property
     def _unit(self) -> int:
@@ -183,38 +171,6 @@ class Mix(Recipe):
                 f"mix(whole_batches=True) needs sets whose batches have {size} examples; one has {one.num_examples} "
                 "examples, so that its last batch is smaller. Make it with drop_remainder=True."
             )
-
-
-class _Stream:
-    """The examples of a set from the `first` on, counted over all its epochs; with a context a worker's rows alone."""
-
-    def __init__(self, one: Recipe, first: int, context: tf.distribute.InputContext | None) -> None:
-        self._own = {} if context is None else {"input_context": context}
-        epoch, place = divmod(first, sum(one.batch_sizes()))
-        start, self._passed = divmod(place, one.global_batch_size)  # rows of the first batch
-        self._batches = self._of_epochs(one, epoch, start)
-        self._batch: Any = None
-
-    def take(self, count: int) -> Iterator[Any]:
-        """Yield the next examples, in parts where they are of several batches."""
-        while count:
-            if self._batch is None:
-                self._batch = next(self._batches)
-            size = len(tf.nest.flatten(self._batch)[0])
-            first, end = self._passed, min(self._passed + count, size)
-            yield pick(self._batch, slice(first, end))
-            count, self._passed = count - (end - first), end
-            if end == size:
-                self._batch, self._passed = None, 0
-
-    def _of_epochs(self, one: Recipe, epoch: int, start: int) -> Iterator[Any]:
-        """Yield the batches of an epoch from `start` on, and of those that follow."""
-        together, most = 1, 1 if self._own else -(-_TOGETHER // one.num_examples)
-        while True:
-            # epochs of a small set are made together, which takes less time
-            made = one.dataset(epoch, start, **self._own) if together == 1 else one.epochs(together, first=epoch)
-            yield from untuned(made).as_numpy_iterator()
-            epoch, start, together = epoch + together, 0, min(2 * together, most)
 
 
 mix = Mix

@@ -9,18 +9,18 @@ import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import DataError
-from mirrorkit.fetching import lists_arrays
+from mirrorkit.fetching import as_arrays, lists_arrays
 
 Arrays = Any  # np.ndarray, or a tuple or a dict of them, also one within the other
 
 
 def leaves(name: str, value: Arrays) -> Iterator[tuple[str, Any]]:
     """Yield each array with its path, such as `images['left'][0]`."""
-    for path, part in _parts(name, value):
-        if part is value:
-            yield path, part
-        else:
-            yield from leaves(path, part)
+    if isinstance(value, (Mapping, list, tuple)):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(f"{name}[{key!r}]", part)
+    else:
+        yield name, value
 
 
 def pick(value: Arrays, index: Any) -> Arrays:
@@ -49,84 +49,29 @@ def as_int64(labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Arrays]:
-    """Return the arrays of what was given under some names, which all hold the same examples.
-
-    Tuples and dicts of arrays stay what they are, as in Keras. A tuple or list of arrays may also mean one array, a row
-    for each part: it does where that alone gives the same number of examples everywhere.
+def checked(name: str, value: Any) -> Arrays:
+    """Return the arrays of what was given under a name: one, or as in Keras tuples and dicts of arrays.
 
     Raises:
-        DataError: what is no array of numbers [N, ...], by its path; a list that may mean either.
+        DataError: what is no array of numbers [N, ...], by its path; a list of arrays, which may mean one or several.
     """
-    sequences = [found for name, value in given.items() for found in _sequences(name, value)]
-    if sequences and _of_one_length(given, opened=True) is None:
-        rows = _of_one_length(given, opened=False)
-        if rows is not None:
-            return rows
-    for path, value in sequences:
-        if isinstance(value, list):
-            raise DataError(
-                f"{path} is a list of {len(value)} arrays, which may mean several arrays (as in Keras) or the rows of "
-                f"one. Pass a tuple, tuple({path}), for several arrays, or np.stack({path}) for one."
-            )
-    return {name: _made(name, value, opened=True) for name, value in given.items()}
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{i}]", part) for i, part in enumerate(value))
-    else:
-        yield name, value
-
-
-def _sequences(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tuples and lists of arrays, with their paths."""
-    if lists_arrays(value):
-        yield name, value
-    if lists_arrays(value) or isinstance(value, Mapping):
-        for path, part in _parts(name, value):
-            yield from _sequences(path, part)
-
-
-def _of_one_length(given: Mapping[str, Any], *, opened: bool) -> dict[str, Arrays] | None:
     try:
-        made = {name: _made(name, value, opened=opened) for name, value in given.items()}
-    except DataError:
-        return None
-    lengths = {len(leaf) for name, value in made.items() for _, leaf in leaves(name, value)}
-    return made if len(lengths) == 1 else None
-
-
-def _made(name: str, value: Any, *, opened: bool) -> Arrays:
-    if isinstance(value, Mapping):
-        if not value:
-            raise DataError(f"{name} is an empty dict; it needs at least one array.")
-        return {key: _made(f"{name}[{key!r}]", part, opened=opened) for key, part in value.items()}
-    if opened and lists_arrays(value):
-        parts = [_made(path, part, opened=opened) for path, part in _parts(name, value)]
-        if hasattr(value, "_replace"):  # a named tuple
-            return value._replace(**dict(zip(value._asdict(), parts, strict=True)))
-        return tuple(parts)
-    if np.ma.is_masked(value):
-        raise DataError(f"{name} is an array with masked values. Fill them: {name}.filled(...), or leave them out.")
-    try:
-        array = np.asarray(value)
+        made = as_arrays(np.asarray(value) if isinstance(value, tuple) and not lists_arrays(value) else value, name)
     except ValueError as error:
-        raise DataError(f"{name} is not an array: {error}. All examples need the same shape.") from error
-    if array.dtype.kind in "SUO" and array.size and isinstance(text := array.flat[0], (str, bytes)):
-        raise DataError(
-            f"{name} must hold numbers; found text, the first is {text!s}. Number classes: class_names, {name} = "
-            f"np.unique({name}, return_inverse=True). Inputs may be text in mk.data.source."
-        )
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"{name} must hold numbers; found dtype {array.dtype}. Convert it (for instance to uint8 pixels)."
-        )
-    if array.ndim == 0:
-        raise DataError(f"{name} must have shape [N, ...], one row per example; found a single number.")
-    return array
+        raise DataError(f"{error}.") from error
+    for path, array in leaves(name, made):
+        if array.dtype == object:
+            raise DataError(
+                f"{path} must hold numbers; found text. Number classes: class_names, {path} = np.unique({path}, "
+                "return_inverse=True). Inputs may be text in mk.data.source."
+            )
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"{path} must hold numbers; found dtype {array.dtype}. Convert it, for instance by .astype."
+            )
+        if array.ndim == 0:
+            raise DataError(f"{path} must have shape [N, ...], one row per example; found a single number.")
+    return made
 
 
 class OfOne(NamedTuple):

@@ -79,31 +79,27 @@ class Column:
         return values
 
     def filled_with(self, value: Any) -> Column:
-        """Return the column with a value for missing ones.
+        """Return the column with a value for missing ones, as pyarrow casts it: 0 is "0" among strings.
 
         Raises:
             RecipeError: one that the column cannot hold.
         """
-        types, base = pyarrow("pyarrow.types"), pyarrow()
         if self.shape:
             raise RecipeError(f"fill={value!r} was asked for, but the column {self.name!r} holds lists. Leave it out.")
         try:
-            scalar = base.scalar(value, self.arrow_type)
-            kept = scalar.as_py()  # of half an integer less, of a number that is too large infinity
-            is_near = types.is_floating(self.arrow_type) and np.isinf(kept) == np.isinf(value)
-            fits = (is_near or kept == value) and isinstance(value, bool) == types.is_boolean(self.arrow_type)
-        except (base.ArrowException, TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
+            return replace(self, fill=pyarrow().scalar(value).cast(self.arrow_type))
+        except (pyarrow().ArrowException, TypeError, OverflowError) as error:
             raise RecipeError(
-                f"fill={value!r} was asked for, which the column {self.name!r} of type {self.arrow_type} cannot hold. "
-                "Give each column a value of its own: fill={'column': value}."
-            )
-        return replace(self, fill=scalar)
+                f"fill={value!r} was asked for, which the column {self.name!r} of type {self.arrow_type} cannot hold: "
+                f"{error}. Give each column a value of its own: fill={{'column': value}}."
+            ) from error
 
     def _require_whole(self, array: Any, file: str) -> None:
         if array.null_count:
-            raise missing(self.name, file, array.null_count)
+            raise DataError(
+                f"{file}: {array.null_count} values are missing in the column {self.name!r}. Fill them, with "
+                f"fill={{{self.name!r}: 0}}, say, or leave out their rows when the file is written."
+            )
 
 
 def column_of(name: str, arrow_type: Any, file: str) -> Column:
@@ -123,14 +119,6 @@ def column_of(name: str, arrow_type: Any, file: str) -> Column:
     if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
         return Column(name, tf.as_dtype(inner.to_pandas_dtype()), shape, inner)
     raise DataError(f"{file}: the column {name!r} is of type {arrow_type}, which tensors do not have. {_CURE}")
-
-
-def missing(name: str, file: str, number: int) -> DataError:
-    """Return the error about missing values in a column of a file."""
-    return DataError(
-        f"{file}: {number} values are missing in the column {name!r}. Fill them, with fill={{{name!r}: 0}}, say, or "
-        "leave out their rows when the file is written."
-    )
 
 
 def places_of(footer: Any, names: Sequence[str]) -> list[int]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.found_files import found
-from mirrorkit.data.parquet_columns import Column, column_of, missing, places_of, pyarrow
+from mirrorkit.data.parquet_columns import Column, column_of, pyarrow
 from mirrorkit.data.parquet_reading import Table, damaged
 from mirrorkit.data.reading import OfReader
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
@@ -78,8 +78,6 @@ class Parquet(OfReader):
     shuffle_buffer: int = 65_536
     _reader: Table = field(init=False, repr=False)
 
-    few_lanes = "Write the files with a smaller row_group_size."
-
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
         files = found("parquet", self.files, ".parquet")
@@ -89,9 +87,6 @@ class Parquet(OfReader):
         names = tuple(dict.fromkeys(name for part in self._parts for name in _several(part)))
         _require_one_schema(files, schemas, names)
         columns = tuple(self._column(column_of(name, schemas[0].field(name).type, files[0])) for name in names)
-        for column in columns:
-            if column.fill is None:
-                _require_values(files, footers, column.name)
         self._set(_reader=Table(files, footers, columns))
         by_name = {column.name: column for column in columns}
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
@@ -172,28 +167,13 @@ def _footer(file: str) -> Any:
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:
-    """Refuse columns that a file does not have, or has with another type than the first one."""
-    for file, schema in zip(files, schemas, strict=True):
-        for name in names:
-            if name not in schema.names:
-                raise DataError(f"{file} has no column {name!r}. Its columns are {', '.join(schema.names)}.")
-            if (number := schema.names.count(name)) > 1:
-                raise DataError(
-                    f"{file} has {number} columns of the name {name!r}. Write it again with a name for each, "
-                    "table.rename_columns([...]), or choose other columns: x=[...]."
-                )
-            found, first = schema.field(name).type, schemas[0].field(name).type
-            if found != first:
-                raise DataError(
-                    f"{file}: the column {name!r} is of type {found}, in {files[0]} of type {first}. Write all files "
-                    "with one schema."
-                )
-
-
-def _require_values(files: Sequence[str], footers: Sequence[Any], name: str) -> None:
-    """Refuse missing values of a column that a file's own statistics tell, before anything is read."""
-    for file, footer in zip(files, footers, strict=True):
-        for group, place in itertools.product(range(footer.num_row_groups), places_of(footer, [name])):
-            statistics = footer.row_group(group).column(place).statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
-                raise missing(name, file, statistics.null_count)
+    """Refuse columns that a file does not have, has twice, or has with another type than the first one."""
+    for (file, schema), name in itertools.product(zip(files, schemas, strict=True), names):
+        found = [str(schema.field(place).type) for place in schema.get_all_field_indices(name)]
+        wanted = [str(schemas[0].field(place).type) for place in schemas[0].get_all_field_indices(name)][:1]
+        if found != wanted or not found:
+            raise DataError(
+                f"{file} should have one column {name!r}, of type {', '.join(wanted) or 'any'} as in {files[0]}; found "
+                f"{', '.join(found) or 'none'} among {', '.join(schema.names)}. Write all files with one schema, or "
+                "choose other columns: x=[...]."
+            )

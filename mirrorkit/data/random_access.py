@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mirrorkit.arguments import whole_number
+from mirrorkit.data.indexable import number_of
 from mirrorkit.data.item_reader import ItemReader
 from mirrorkit.data.reading import OfReader
 from mirrorkit.errors import DataError, RecipeError
@@ -88,6 +89,13 @@ class RandomAccess(OfReader):
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
         numbers = self.order(epoch)[start * self.global_batch_size :][:_LOOKED_AT]
         return f"{super().identity(epoch, start)} {self._reader.print_of(numbers)}"
+
+    def _check_number(self) -> None:
+        if (now := number_of(self.items)) != self._size:
+            raise DataError(
+                f"{type(self.items).__name__} held {self._size} examples when the recipe was made, and holds {now} "
+                "now. Make a new recipe of it."
+            )
 
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         return self._reader.read(np.arange(min(number, self._size)))

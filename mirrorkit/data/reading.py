@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ import tensorflow as tf
 
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.generated import from_generator
+from mirrorkit.data.nests import pick
 from mirrorkit.data.order import BlockOrder
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.remote_files import in_parallel, size_of, versions
 from mirrorkit.errors import RecipeError
-
-_log = logging.getLogger("mirrorkit")
 
 _OPEN = 128  # blocks that are kept open at least
 
@@ -40,11 +38,13 @@ class Reader:
             `order.BlockOrder`. None where any example is as cheap as another: then the whole set is shuffled.
         most: how many blocks may be read side by side, so that memory holds them.
         by_number: whether any example can be read without those before it in its block.
+        together: how many examples memory holds where no `shuffle_buffer` says it.
     """
 
     blocks: Sequence[int] | None
     most = 64
     by_number = True
+    together = 0
 
     def specs(self, rows: int | None) -> Any:
         """Return the specs of what is read for a batch of so many examples; None where that is unknown."""
@@ -65,8 +65,9 @@ class Reader:
         """Return the numbers of the examples at some places of the unshuffled set."""
         return places
 
-    def require_unchanged(self) -> None:
-        """Refuse a set that has another number of examples now, where that can be seen."""
+    def opened(self) -> AbstractContextManager[Callable[[np.ndarray], Any]]:
+        """Give what `read` is to one iterator; the block ends with it."""
+        return nullcontext(self.read if self.by_number else BlockReading(self.blocks or (), self.read_block))
 
     def batches(self, windows: Iterator[np.ndarray]) -> Iterator[Any]:
         """Yield what is read for each batch, of the form of `specs`.
@@ -74,21 +75,21 @@ class Reader:
         `windows` are the numbers of the examples of some batches that are read together, [batches, rows]. While those
         of a window are given out, a thread reads the next one.
         """
-        read = self.read if self.by_number else BlockReading(self.blocks or (), self.read_block)
 
-        def next_one() -> tuple[Arrays, np.ndarray] | None:
+        def next_one() -> tuple[Any, np.ndarray] | None:
             if (numbers := next(windows, None)) is None:
                 return None
             wanted, places = np.unique(numbers, return_inverse=True)
             return read(wanted), places.reshape(numbers.shape)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="mirrorkit-read") as thread:
+        # At the end what is being read is waited for, unless `opened` has ended that.
+        with ThreadPoolExecutor(1, thread_name_prefix="mirrorkit-read") as thread, self.opened() as read:
             coming = thread.submit(next_one)
             while (window := coming.result()) is not None:
                 coming = thread.submit(next_one)
                 columns, batches = window
                 for places in batches:
-                    yield tuple(column[places] for column in columns)
+                    yield pick(columns, places)
 
 
 class BlockReading:
@@ -150,13 +151,11 @@ class OfReader(PreparedRecipe):
     Attributes:
         shuffle_buffer: how many examples memory holds, divided among the workers; None for those of a few batches.
         files: the files, with their paths.
-        few_lanes: the cure where there are more workers than lanes.
     """
 
     _reader: Reader
     shuffle_buffer: int | None = None
     files: Any = ()
-    few_lanes = ""
 
     @property
     def layout(self) -> object:
@@ -184,21 +183,11 @@ class OfReader(PreparedRecipe):
                 "Write uncompressed TFRecord files on this machine (mk.data.write_records), or use mk.data.source."
             )
 
-    def _check_number(self) -> None:
-        self._reader.require_unchanged()
-
     def _first_examples(self, number: int) -> tuple[Any, ...]:
         bare = self._with(shuffle=False, map=None, augment=(), one_hot=False, global_batch_size=number)
         return next(bare.dataset().as_numpy_iterator())
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        if self._in_lanes and context is not None:
-            lanes, workers = self._block_order(epoch).lanes, context.num_input_pipelines
-            if lanes < workers:
-                _say_once(
-                    f"{self.files[0]} and the files beside it can be read in {lanes} places at a time for {workers} "
-                    f"workers, so that several read the same rows. {self.few_lanes}"
-                )
         usual, last = self._rows_of_both(context)
         sizes = usual.made_end - usual.made_first, last.made_end - last.made_first
         length = None if last.size else sizes[0]
@@ -213,11 +202,9 @@ class OfReader(PreparedRecipe):
             rows = None if context is None else self.rows_of(step, context)
             return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
 
-        options = tf.data.Options()  # what it reads is not TensorFlow's to divide
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
         gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
         gathered = self._decoded(gathered, sizes, start)
-        return self._made(gathered.enumerate(start), batch).with_options(options)
+        return self._made(gathered.enumerate(start), batch)
 
     def _decoded(self, read: tf.data.Dataset, sizes: tuple[int, int], start: int) -> tf.data.Dataset:
         """Decode what was read, where that is not done by the batch.
@@ -238,7 +225,7 @@ class OfReader(PreparedRecipe):
         """Yield the numbers of the examples in each batch, [batches, rows]: of several if they are read together."""
         size, steps = self.global_batch_size, self.steps_per_epoch
         whole = self.num_examples // size
-        most = max(1, min((self.shuffle_buffer or 0) // 2 // size, whole))
+        most = max(1, min((self.shuffle_buffer or self._reader.together) // 2 // size, whole))
         if self._in_lanes:
             yield from self._block_order(epoch).windows(start, most, steps)
             return
@@ -250,8 +237,3 @@ class OfReader(PreparedRecipe):
             places = places % self._size if order is None else order[places]
             yield self._reader.numbers(places).reshape(end - start, -1)
             start, together = end, min(2 * together, most)
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    _log.warning(message)

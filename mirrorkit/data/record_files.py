@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.data import remote_files
-from mirrorkit.data.disk import crc32, file_errors, path_of, require_regular
+from mirrorkit.data.disk import crc32, file_errors, path_of
 from mirrorkit.data.found_files import listed, matching
 from mirrorkit.data.index_file import FORMAT, INDEX_END, RAW_DTYPES
-from mirrorkit.data.nests import as_int64, kind
+from mirrorkit.data.nests import as_int64, kind, pick
 from mirrorkit.data.splits import Split
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.object_storage import require_local
@@ -78,9 +78,8 @@ def write_records(
     index_path = folder / (prefix + INDEX_END)
     if isinstance(examples, Split):
         num_classes = examples.num_classes if num_classes is None else num_classes
-        for part in examples.as_element():
-            _require_flat(part)
-        examples = _examples(examples)
+        element, number = examples.as_element(), len(examples)
+        examples = (pick(element, i) for i in range(number))
     # only around accesses of our own, so that an error of the user's generator stays what it is
     on_disk = functools.partial(
         file_errors,
@@ -114,7 +113,6 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
     names = listed(given, "*") if whole_folder else matching(given)
     indices = [name for name in names if name.endswith(INDEX_END)]
     if len(indices) == 1:
-        require_regular(indices)
         return indices[0], []
     if indices:
         sets = ", ".join(os.path.basename(name) for name in indices)
@@ -134,7 +132,6 @@ def find(source: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
         missing = sorted(set(range(int(total))) - numbers)
         if missing and whole_folder:  # a pattern may ask for some of the files
             raise DataError(f"{given}: {prefix} should have {int(total)} files; number {missing[0]} is missing.")
-    require_regular(files)
     return None, files
 
 
@@ -159,12 +156,6 @@ def unflatten(flat: Mapping[str, Any]) -> tuple[Any, ...]:
         else:
             element[part] = leaf
     return tuple(element[part] for part in ("x", "y", "sample_weight") if part in element)
-
-
-def _examples(split: Split) -> Iterator[tuple[Any, ...]]:
-    flat = flatten(split.as_element())
-    for i in range(len(split)):
-        yield unflatten({key: leaf[i] for key, leaf in flat.items()})
 
 
 def _write(
@@ -210,18 +201,6 @@ def _write(
     }
 
 
-def _require_flat(part: Any) -> None:
-    """Refuse what a file has no names for."""
-    inside = [kind(value) for value in part.values() if tf.nest.is_nested(value)] if isinstance(part, Mapping) else []
-    if isinstance(part, tuple) or inside:
-        found = "a tuple" if isinstance(part, tuple) else f"{inside[0]} in a dict"
-        raise DataError(
-            f"write_records writes arrays and dicts of arrays; the split holds {found}. Give mk.data.arrays one "
-            "dict of arrays, such as {'left': a, 'right': b}. If the model takes another form, let records make it: "
-            "map=lambda x, y: ((x['left'], x['right']), y)."
-        )
-
-
 def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of example `i`, flat. The first one fills `features`, which all others must match."""
     if not isinstance(example, tuple) or not 1 <= len(example) <= 3:
@@ -230,6 +209,12 @@ def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, 
         )
     arrays = {}
     for key, leaf in flatten(example).items():
+        if isinstance(leaf, (tuple, Mapping)):
+            raise DataError(
+                f"write_records writes arrays and dicts of arrays; {key} of example {i} is {kind(leaf)}. Give one dict "
+                "of arrays, such as {'left': a, 'right': b}. If the model takes another form, let records make it: "
+                "map=lambda x, y: ((x['left'], x['right']), y)."
+            )
         try:
             arrays[key] = np.asarray(leaf)
         except ValueError as error:

@@ -72,13 +72,6 @@ def first_length(file: str, compression: str) -> int | None:
     return next(lengths_of(file, compression, _HEADER), None)
 
 
-def unpacked_size(file: str) -> int:
-    """The number of bytes that a gzip file becomes, modulo 2**32, as its last bytes tell."""
-    with file_errors(f"{file} cannot be read", CURE), opened(file) as content:
-        content.seek(max(0, content.size() - 4))
-        return int.from_bytes(content.read(4), "little")
-
-
 @contextlib.contextmanager
 def read_errors(file: str, count: int) -> Iterator[None]:
     """Turn what TensorFlow raises, where it reads some examples of a file from the one with the number `count` on.

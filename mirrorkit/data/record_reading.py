@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.reading import Arrays, Reader, by_block
-from mirrorkit.data.record_lengths import BUFFER, first_length, is_local, lengths_of, read_errors, unpacked_size
+from mirrorkit.data.record_lengths import BUFFER, first_length, is_local, lengths_of, read_errors
 from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, in_parallel, size_of
 from mirrorkit.errors import DataError
 
@@ -32,129 +32,77 @@ _AS_IT_IS.autotune.enabled = False
 Span = tuple[int, int, int]  # consecutive examples: their file, the number of the first one in it, and how many
 
 
-class _File:
-    """One file. What must be read to find something out is read when it is asked for, and once."""
-
-    def __init__(self, path: str, compression: str) -> None:
-        self.path, self.compression = path, compression
-
-    @functools.cached_property
-    def size(self) -> int:
-        """How many bytes it has."""
-        with file_errors(f"{self.path} cannot be read", CURE):
-            return size_of(self.path)
-
-    @functools.cached_property
-    def offsets(self) -> np.ndarray:
-        """Where its examples begin, and the last one ends; in what a compressed file becomes."""
-        lengths = np.fromiter(lengths_of(self.path, self.compression), np.int64)
-        return np.insert(np.cumsum(lengths), 0, 0)
-
-    @property
-    def count(self) -> int:
-        """How many examples are found in it."""
-        return len(self.offsets) - 1
-
-    @functools.cached_property
-    def first_length(self) -> int | None:
-        """The bytes of its first example, by the header; None where there is none."""
-        return first_length(self.path, self.compression)
-
-    def is_even(self, count: int) -> bool:
-        """Whether it holds so many examples of one size, the first one's, as far as its size tells."""
-        if self.first_length is None:
-            return False
-        size = count * self.first_length
-        return (size - unpacked_size(self.path)) % 2**32 == 0 if self.compression else size == self.size
-
-
 class RecordReader(Reader):
     """Reads the examples of a set of files, numbered file after file.
 
     Args:
         files: their paths.
         compression: "" or "GZIP".
-        counts: the number of examples in each file, or in all together; None if it is unknown.
+        told: the number of examples in each file, or in all together; None if it is unknown.
         one_size: whether `write_records` wrote them: all examples of a file have the same number of bytes.
     """
 
     def __init__(
-        self, files: Sequence[str], compression: str, counts: Sequence[int] | int | None, one_size: bool = False
+        self, files: Sequence[str], compression: str, told: Sequence[int] | int | None, one_size: bool = False
     ) -> None:
         self.files = tuple(files)
         self.compression = compression
-        if isinstance(counts, int) and len(files) == 1:
-            counts = [counts]
-        self._told = tuple(counts) if isinstance(counts, Sequence) else counts
+        self._told = tuple(told) if isinstance(told, Sequence) else told
         self.one_size = one_size
-        self._files = [_File(path, compression) for path in files]
         # Where an example can be found only by reading what comes before it, it is not read by its number.
         self.by_number = not compression and all(map(is_local, self.files))
+        self.offsets = functools.cache(self._offsets_in)
+
+    def _offsets_in(self, file: int) -> Sequence[int] | np.ndarray:
+        """Return where the examples of a file begin, and the last one ends; in what a compressed file becomes."""
+        path = self.files[file]
+        if self.one_size and not self.compression and isinstance(self._told, tuple):
+            with file_errors(f"{path} cannot be read", CURE):
+                size = size_of(path)
+            one, count = first_length(path, ""), self._told[file]
+            if one is not None and count * one == size:
+                return range(0, size + 1, one)
+        lengths = np.fromiter(lengths_of(path, self.compression), np.int64)
+        return np.insert(np.cumsum(lengths), 0, 0)
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
-        """The number of examples in each file; counts them where nobody has said it."""
-        if isinstance(self._told, tuple):
-            return self._told
+        """The number of examples in each file. What was said is believed where reading the files through would tell.
+
+        Raises:
+            DataError: other numbers than were said.
+        """
+        told = self._told
+        if isinstance(told, int) and len(self.files) == 1:
+            told = (told,)
+        if isinstance(told, tuple) and not self.by_number:
+            return told
         if not self.by_number:
             _log.warning(
                 "Reading %d files through to count their examples; records(num_examples=[...]), with one number for "
                 "each file, spares it.",
                 len(self.files),
             )
-        return self._counted()
-
-    def _counted(self) -> tuple[int, ...]:
         each = map if self.by_number else in_parallel
-        found = tuple(each(lambda file: file.count, self._files))
-        if self._told not in (None, found, sum(found)):
-            asked = list(self._told) if isinstance(self._told, tuple) else self._told
+        found = tuple(each(lambda file: len(self.offsets(file)) - 1, range(len(self.files))))
+        if told not in (None, found, sum(found)):
+            asked = list(told) if isinstance(told, tuple) else told
             raise DataError(
-                f"num_examples={asked} was asked for, but {self.files[0]} and the files beside it hold {sum(found)} "
-                f"examples: {', '.join(map(str, found))}. Correct it or leave it out."
+                f"{self.files[0]} and the files beside it should hold {asked} examples, as num_examples or their index "
+                f"says; found {sum(found)}: {', '.join(map(str, found))}. Correct num_examples, or write the set again."
             )
         return found
 
-    def require_unchanged(self) -> None:
-        """See `Reader`. What would have to be read through for it is believed: `num_examples` is there to spare that.
-
-        Examples of one size are compared when the set is found, by `require_counts`.
-        """
-        if self._told is not None and self.by_number and not self.one_size:
-            self._counted()
-
-    def require_counts(self) -> None:
-        """Compare the numbers that an index tells with the files, by their sizes.
-
-        Raises:
-            DataError: a file that holds more or fewer examples; what comes after the last one would never be read.
-        """
-
-        def agrees(file: _File, count: int) -> bool:
-            return file.is_even(count) or file.count == count
-
-        agreeing = in_parallel(lambda both: agrees(*both), zip(self._files, self.counts, strict=True))
-        if not all(agreeing):
-            raise self._other_count(agreeing.index(False))
-
     def place(self, file: int, first: int, count: int) -> tuple[int, int]:
         """Return the byte at which to begin to read some examples of a file, and about how many bytes to read."""
-        if self.compression:  # where they lie among the compressed bytes is unknown
-            return 0, self._files[file].size
-        one, of_set = self._files[file], self.counts[file]
-        if self.one_size and one.is_even(of_set):
-            size = one.size // of_set
-            return first * size, count * size
-        if one.count < of_set:
-            raise self._other_count(file)
-        begin, end = one.offsets[[first, first + count]].tolist()
+        path, offsets = self.files[file], self.offsets(file)
+        if len(offsets) - 1 != self.counts[file]:  # at an address, where this shows only now
+            raise DataError(
+                f"{path} should hold {self.counts[file]} examples, found {len(offsets) - 1}. Correct num_examples, or "
+                "write the file again: it does not belong to its index."
+            )
+        begin, end = int(offsets[first]), int(offsets[first + count])
         return begin, end - begin
-
-    def _other_count(self, file: int) -> DataError:
-        return DataError(
-            f"{self.files[file]} should hold {self.counts[file]} examples, found {self._files[file].count}. Correct "
-            "num_examples, or write the file again: it does not belong to its index."
-        )
 
     def specs(self, rows: int | None) -> tuple[tf.TensorSpec, ...]:
         """See `Reader`."""
@@ -220,12 +168,14 @@ class RecordReader(Reader):
 
     def _parts(self, file: int, first: int, count: int) -> Iterator[np.ndarray]:
         """Yield examples of a file from the `first` on, several at a time; of one at an address, in small pieces."""
-        path, end, size = self.files[file], first + count, max(1, self._files[file].size)
+        path, end = self.files[file], first + count
+        size = max(1, size_of(path))
         per_buffer, per_piece = (max(1, many * self.counts[file] // size) for many in (BUFFER, PIECE))
         in_pieces = isinstance(path, RemoteFile) and not self.compression
         while first < end:
             wanted = min(per_piece, end - first) if in_pieces else end - first
-            offset, length = self.place(file, first, wanted)
+            # where examples lie among compressed bytes is unknown
+            offset, length = (0, size) if self.compression else self.place(file, first, wanted)
             skip = first if self.compression else 0
             where: contextlib.AbstractContextManager[str] = contextlib.nullcontext(path)
             if isinstance(path, RemoteFile):  # TensorFlow reads only files

@@ -1,7 +1,4 @@
-"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same.
-
-What is read of filecache::s3://bucket/folder goes through fsspec's cache of whole files.
-"""
+"""Data files at an address such as s3://bucket/folder: find them, read parts, and see that they are still the same."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from mirrorkit import object_storage
-from mirrorkit.data import filecache
 from mirrorkit.data.disk import file_errors, reason
 from mirrorkit.errors import ArgumentError, DataError, FileError, MirrorkitError
 from mirrorkit.object_storage import is_address, tried
@@ -47,10 +43,6 @@ class RemoteFile(str):
     size: int
     mark: str
 
-    def as_text(self) -> str:
-        """Return it as a text that a tensor can hold."""
-        return f"{self.size}\n{self.mark}\n{self}"
-
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is an address that TensorFlow does not read itself.
@@ -59,6 +51,19 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
         ArgumentError: it begins as an address does, and is none.
     """
     return is_address(path) and os.fspath(path).partition(":")[0] not in tf.io.gfile.get_registered_schemes()
+
+
+def require_readable(what: str, path: str) -> None:
+    """Refuse an address that TensorFlow does not read itself.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if is_remote(path):
+        raise ArgumentError(
+            f"{what} reads files on this machine, or at gs://; found {path!r}. Copy them to a disk, or write their "
+            "contents to record files, which records reads at any address."
+        )
 
 
 def matching(pattern: str) -> list[RemoteFile]:
@@ -74,16 +79,6 @@ def matching(pattern: str) -> list[RemoteFile]:
     if entry.get("type") == "file":
         return [_file(pattern, entry)]
     return _files(pattern, _asked(pattern, "glob", detail=True))
-
-
-def within(folder: str) -> list[RemoteFile]:
-    """Return all files in a folder at an address, and in those within, sorted; none where there is no such folder.
-
-    Raises:
-        FileError: a store that denies it, or does not answer.
-    """
-    found = _files(folder, _asked(folder, "find", detail=True))
-    return [file for file in found if file.startswith(folder.rstrip("/") + "/")]
 
 
 def listed(folder: str) -> list[RemoteFile]:
@@ -105,17 +100,14 @@ def described(addresses: Sequence[str]) -> list[RemoteFile]:
     """Return files by their addresses, in this order, which are all looked up at the same time.
 
     Raises:
-        DataError: a file that is not there, or a path that is no address beside others that are.
+        DataError: a file that is not there.
         FileError: a store that denies it, or does not answer.
     """
-    if not all(map(is_address, addresses)):
-        raise DataError("Files at addresses and files on this machine were given together. Give one kind.")
-
     return list(in_parallel(lambda address: _file(address, _asked(address, "info")), addresses))
 
 
 def in_parallel(call: Callable[[Any], T], files: Iterable[Any]) -> tuple[T, ...]:
-    """Return what a function that waits for the store of each file gives."""
+    """Return what a function gives for each file, several of which wait for a store or a disk at the same time."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return tuple(threads.map(call, files))
 
@@ -129,26 +121,12 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     """
     if first >= end:
         return b""
-    if (known := filecache.of_known(file.as_text(), first, end)) is not None:
-        return known
     system, path = _opened(file)
-    copy = None
     with store_errors(file):
-        try:
-            if file.startswith(filecache.PREFIX):
-                content, copy = tried(file, filecache.read, system, path, file.size, first, end, size=file.size)
-            else:
-                content = bytes(tried(file, system.cat_file, path, start=first, end=end))
-        except (FileNotFoundError, MirrorkitError):
-            raise
-        except Exception:  # perhaps since it is shorter now
-            require_unchanged(file)
-            raise
+        content = bytes(tried(file, system.cat_file, path, start=first, end=end))
     require_unchanged(file)
     if len(content) != end - first:
         raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
-    if copy is not None:
-        filecache.remember(file.as_text(), copy)
     return content
 
 
@@ -269,15 +247,7 @@ def _asked(address: str, what: str, **options: Any) -> Any:
         return tried(address, getattr(system, what), path, **options)
 
 
-@functools.lru_cache(1024)
-def _opened(address: str) -> tuple[Any, str]:
-    """The file system of an address without its cache, and the path in it."""
-    before, chain, target = address.rpartition("::")
-    if before + chain not in ("", filecache.PREFIX):
-        # simplecache takes half a file for a whole one, and blockcache zeros for what did not come
-        cached = filecache.PREFIX + target
-        raise ArgumentError(f"{address}: of fsspec's caches only {filecache.PREFIX} is supported. Write {cached}.")
-    return object_storage.opened(target)
+_opened = functools.lru_cache(1024)(object_storage.opened)
 
 
 def _files(given: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:

@@ -43,14 +43,14 @@ class _Known:
     readers: tuple[Callable[[Path], tuple[mnist.Half, mnist.Half]], ...]
 
 
-def _cifar(class_names: tuple[str, ...], binary: str, python: str) -> _Known:
+def _cifar(class_names: tuple[str, ...], folder: str) -> _Known:
     name, classes = f"cifar{len(class_names)}", len(class_names)
     return _Known(
         (32, 32, 3),
         class_names,
         "https://www.cs.toronto.edu/~kriz/cifar.html",
-        ("", binary, python, f"{python}-target/{python}", name, f"{name}/{binary}", f"{name}/{python}"),
-        (partial(cifar.read_binary, classes=classes), partial(cifar.read_python, classes=classes)),
+        ("", folder, name, f"{name}/{folder}"),
+        (partial(cifar.read_binary, classes=classes),),
     )
 
 
@@ -69,8 +69,8 @@ _SETS = {
         ("", "fashion-mnist", "fashion_mnist", "FashionMNIST", "FashionMNIST/raw"),
         (mnist.read_idx_files,),
     ),
-    "cifar10": _cifar(_CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
-    "cifar100": _cifar(tuple(_CIFAR100.split()), "cifar-100-binary", "cifar-100-python"),
+    "cifar10": _cifar(_CIFAR10, "cifar-10-batches-bin"),
+    "cifar100": _cifar(tuple(_CIFAR100.split()), "cifar-100-binary"),
 }
 # MNIST and Fashion-MNIST have the same file names and sizes; their first ten labels tell which one it is
 _FIRST_LABELS = {"5041921314": "mnist", "9003027255": "fashion_mnist"}
@@ -92,9 +92,9 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, fallback:
     ```
 
     These places are tried in order: `data_dir`, $MIRRORKIT_DATA, the Keras cache (datasets in $KERAS_HOME or ~/.keras),
-    and last a download through keras.datasets, which fills that cache. A folder may be the one with the files or its
-    parent. The layouts are those that the authors publish: IDX plain or gzip, mnist.npz, CIFAR "binary" and
-    "python"; the latter are pickles, and others than the published ones are refused.
+    and last keras.datasets, which reads that cache or fills it by a download. A folder may be the one with the files or
+    its parent. The layouts are IDX plain or gzip, mnist.npz, and CIFAR "binary"; CIFAR "python" is pickles, which Keras
+    alone reads.
     "synthetic" needs no files; see `mk.data.synthetic` for its options. "auto" is "mnist" with synthetic digits as its
     fallback. It never downloads, so a script with it runs anywhere. `.name` and the log say which it is.
 

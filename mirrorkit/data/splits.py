@@ -119,8 +119,7 @@ def arrays(
     ```
 
     Tuples and dicts of arrays, also nested, are for models with several inputs or outputs, as in Keras's `fit`. A list
-    of arrays is refused if it may also mean one array: pass a tuple. If only that gives as many inputs as labels, each
-    part of a list or tuple is one example, as in `zip(*examples)`.
+    of arrays is refused, since it may also mean one array: pass a tuple, or `np.stack(examples)`.
 
     Args:
         images: the inputs: numbers [N, ...] of any rank and dtype (uint8 [N, H, W, C] for images), or a tuple or a dict
@@ -135,14 +134,14 @@ def arrays(
     Raises:
         RecipeError: `num_classes` below 1; `num_classes` or `sample_weight` without labels.
         DataError: arrays of different lengths, an empty set, labels outside the classes, a dtype that is not numeric, a
-            list that may mean one array or several. Values are not checked for NaN.
+            list of arrays. Values are not checked for NaN.
     """
     num_classes = None if num_classes is None else whole_number("num_classes", num_classes, RecipeError)
     for name, value in (("num_classes", num_classes), ("sample_weight", sample_weight)):
         if labels is None and value is not None:
             raise RecipeError(f"arrays was given {name} without labels. Give both or neither.")
     given = {"images": images, "labels": labels, "sample_weight": sample_weight}
-    made = checked({name: value for name, value in given.items() if value is not None or name == "images"})
+    made = {name: checked(name, value) for name, value in given.items() if value is not None or name == "images"}
     images, labels, sample_weight = (made.get(name) for name in given)
     if sample_weight is not None:
         found = sample_weight.shape if isinstance(sample_weight, np.ndarray) else kind(sample_weight)
@@ -159,7 +158,8 @@ def arrays(
         if len(leaf) != length:
             raise DataError(
                 f"{first} holds {length} examples and {name} holds {len(leaf)}; each example needs one of each. "
-                "Check that both come from the same split, in the same order."
+                "Check that both come from the same split, in the same order. A tuple of arrays is several inputs or "
+                "outputs; np.stack makes one of its examples."
             )
     if length == 0:
         raise DataError(f"{first} holds no example (shape {all_leaves[0][1].shape}); a split needs at least one.")

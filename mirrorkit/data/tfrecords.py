@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit.arguments import is_whole
 from mirrorkit.data import record_files
 from mirrorkit.data.disk import CURE, crc32, file_errors, reason
-from mirrorkit.data.index_file import read_index, require_features
+from mirrorkit.data.index_file import read_index
 from mirrorkit.data.reading import OfReader
 from mirrorkit.data.record_lengths import count_by_reading, first_length, first_record
 from mirrorkit.data.record_reading import RecordReader
@@ -73,7 +73,7 @@ class Records(OfReader):
 
     Attributes:
         files: the files, with their paths.
-        counts: the number of examples in each; with a total as `num_examples`, only that.
+        counts: the number of examples in each.
         compression: "" or "GZIP".
         features: dtype and shape of every array of an example, where `write_records` wrote the set; else None.
 
@@ -100,8 +100,6 @@ class Records(OfReader):
     features: Mapping[str, Any] | None = field(init=False)
     _reader: RecordReader = field(init=False, repr=False)
     _crcs: tuple[int | None, ...] = field(default=(), init=False, repr=False)  # of the files, from their index
-
-    few_lanes = "Write more files, or uncompressed ones."
 
     def __post_init__(self, num_examples: int | Sequence[int] | None) -> None:
         """Find the files and check the arguments."""
@@ -131,18 +129,17 @@ class Records(OfReader):
             num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
         )
         # arrays of one dtype and shape throughout: examples of one size
-        self._set(_reader=RecordReader(self.files, self.compression, self.counts, one_size=True))
-        self._reader.require_counts()
-        require_features(self.files[0], self.compression, index["features"])
+        self._read_by(self.counts, one_size=True)
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
         decode = self.decode or _image_decoder(files[0], compression, self.num_classes)
-        told = _numbers(num_examples, files)
-        reader = RecordReader(files, compression, told)
-        counts = (told,) if isinstance(told, int) else reader.counts
-        self._set(files=tuple(files), counts=counts, compression=compression, features=None, decode=decode)
-        self._set(_reader=reader)
+        self._set(files=tuple(files), compression=compression, features=None, decode=decode)
+        self._read_by(_numbers(num_examples, files))
+
+    def _read_by(self, told: Sequence[int] | int | None, *, one_size: bool = False) -> None:
+        reader = RecordReader(self.files, self.compression, told, one_size)
+        self._set(_reader=reader, counts=reader.counts)
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -158,7 +155,7 @@ class Records(OfReader):
                 found.append(count_by_reading(file, self.compression, path))
                 if crc is not None and crc32(path) != crc:
                     others.append(file)
-        if tuple(found) != self.counts and (sum(found),) != self.counts:
+        if tuple(found) != self.counts:
             raise DataError(
                 f"The files of {self.source} should hold {self.num_examples} examples ({list(self.counts)}), found "
                 f"{sum(found)} ({found}). Correct num_examples, or write the set again."
@@ -213,7 +210,8 @@ def _decode_raw(serialized: tf.Tensor, features: Mapping[str, Any]) -> Any:
     flat = {}
     for key, feature in features.items():
         values = tf.io.decode_raw(parsed[key], feature["dtype"])
-        flat[key] = tf.reshape(values, [serialized.shape[0] or -1, *feature["shape"]])
+        # as many rows as examples: arrays of another size than the index says are an error
+        flat[key] = tf.reshape(values, [serialized.shape[0] or tf.shape(serialized)[0], *feature["shape"]])
     return record_files.unflatten(flat)
 
 

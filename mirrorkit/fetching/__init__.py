@@ -1,13 +1,12 @@
-"""Items of objects that give them by number, as the arrays of batches: `Fetcher`, `fetched`. Loads no TensorFlow."""
+"""Items of objects that give them by number, as the arrays of batches: `Fetcher`, `Processes`. Loads no TensorFlow."""
 
 from __future__ import annotations
 
-from mirrorkit.fetching.ahead import fetched as fetched
 from mirrorkit.fetching.fetcher import Fetcher as Fetcher, holds_arrays as holds_arrays, lengths as lengths
 from mirrorkit.fetching.forms import (
     Leaf as Leaf,
+    as_arrays as as_arrays,
     described as described,
-    empty as empty,
     lists_arrays as lists_arrays,
     pack as pack,
 )

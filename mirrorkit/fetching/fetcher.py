@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import re
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mirrorkit.errors import DataError
-from mirrorkit.fetching.forms import Form, as_arrays, described, empty, flat, form_of, mapped
+from mirrorkit.fetching.forms import Form, Leaf, as_arrays, described, flat, form_of, mapped
 
 _OWN = str(Path(__file__).parents[1])
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
@@ -24,11 +23,11 @@ _ONE_FORM = (
     "some parts out."
 )
 
-Fill = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], None]  # `Fetcher.fill`
+Fetch = Callable[[np.ndarray], list[np.ndarray]]  # `Fetcher.arrays`
 
 
 class Fetcher:
-    """Fetches items of an object and puts them into arrays; every item must have the form of item 0.
+    """Fetches items of an object as arrays; every item must have the form of item 0.
 
     Args:
         items: an object with `__len__` and `__getitem__`; or an array (whatever has a shape, a dtype and
@@ -42,70 +41,67 @@ class Fetcher:
         self.form: Form = self._form_of(0) if form is None else form
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
-        """Give `fill`, and a function that keeps it from fetching any more; see `Processes.started`."""
-        stopped = threading.Event()
-        yield functools.partial(self.fill, stopped=stopped), stopped.set
+    def started(self, threads: int) -> Iterator[Fetch]:
+        """Give a function that does what `arrays` does by several threads, until the block ends."""
+        with ThreadPoolExecutor(threads, thread_name_prefix="mirrorkit-fetch") as pool, self._fetching() as fetch:
 
-    def fill(
-        self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray], stopped: threading.Event | None = None
-    ) -> None:
-        """Put items, whose numbers ascend, into rows of arrays, one for each leaf of the form, until it is stopped.
+            def shared(numbers: np.ndarray) -> list[np.ndarray]:
+                # Those of one thread lie together: nobody else unpacks the same part of a file.
+                parts = np.array_split(numbers, min(threads, len(numbers)))
+                return [np.concatenate(leaves) for leaves in zip(*pool.map(fetch, parts), strict=True)]
+
+            yield shared
+
+    def _fetching(self) -> contextlib.AbstractContextManager[Fetch]:
+        """Give what a thread calls; the block ends before the threads are waited for."""
+        return contextlib.nullcontext(self.arrays)
+
+    def arrays(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of these items, one for each leaf of the form.
+
+        Args:
+            numbers: of the items. They ascend and none comes twice, as HDF5 wants it.
 
         Raises:
             DataError: an item that cannot be fetched, or has another form, by its number.
         """
         if self._arrays is not None:
-            self._fill_from_arrays(numbers, rows, out)
-            return
-        items = self._items(numbers.tolist())
-        for row in rows:
-            if stopped is not None and stopped.is_set():
-                return
-            self._put(*next(items), out, row)
-
-    def arrays(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of these items, one for each leaf of the form."""
-        out = empty(self.form, len(numbers))
-        rows = np.argsort(numbers)
-        self.fill(numbers[rows], rows, out)
+            return [self._rows(array, numbers, leaf) for array, leaf in zip(self._arrays, flat(self.form), strict=True)]
+        out = [np.empty([len(numbers), *leaf.shape], leaf.dtype) for leaf in flat(self.form)]
+        for row, (number, item) in enumerate(self._items(numbers.tolist())):
+            arrays = self._checked(number, item)
+            if (found := form_of(arrays)) != self.form:
+                raise DataError(
+                    f"Item {number} of {_name(self.items)} is {described(found)}, and item 0 is "
+                    f"{described(self.form)}. {_ONE_FORM}"
+                )
+            for leaf, array in zip(out, flat(arrays), strict=True):
+                leaf[row] = array[()]  # of an array of objects without a shape, the object
         return out
 
-    def _put(self, number: int, item: Any, out: Sequence[np.ndarray], row: Any) -> None:
-        arrays = self._checked(number, item)
-        if (found := form_of(arrays)) != self.form:
-            raise DataError(
-                f"Item {number} of {_name(self.items)} is {described(found)}, and item 0 is "
-                f"{described(self.form)}. {_ONE_FORM}"
-            )
-        for leaf, array in zip(out, flat(arrays), strict=True):
-            leaf[row] = array[()]  # of an array of objects without a shape, the object
-
-    def _items(self, numbers: list[int]) -> Iterator[tuple[int, Any]]:
+    def _items(self, numbers: list[int]) -> Iterable[tuple[int, Any]]:
         """Yield each number with its item."""
         together = getattr(self.items, "__getitems__", None)
-        fetched = None if together is None else self._together(numbers, lambda: list(together(numbers)))
-        if fetched is not None and len(fetched) != len(numbers):
+        if together is None:
+            return ((number, self._item(number)) for number in numbers)
+        fetched = self._together(numbers, lambda: list(together(numbers)))
+        if len(fetched) != len(numbers):
             raise DataError(
                 f"{_name(self.items)}.__getitems__ returned {len(fetched)} items for {len(numbers)} numbers. It must "
                 "return a list with the item of each."
             )
-        for row, number in enumerate(numbers):
-            yield number, self._item(number) if fetched is None else fetched[row]
+        return zip(numbers, fetched, strict=True)
 
-    def _fill_from_arrays(self, numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        assert self._arrays is not None
-        each, places = np.unique(numbers, return_inverse=True)  # of weighted draws some come several times
-        first, end = int(each[0]), int(each[-1]) + 1
-        wanted = slice(first, end) if end - first == len(each) else each
-        for array, leaf, form in zip(self._arrays, out, flat(self.form), strict=True):
-            read = self._together(each.tolist(), functools.partial(_read, array, wanted))
-            if (read.dtype, read.shape) != (form.dtype, (len(each), *form.shape)):
-                raise DataError(
-                    f"{len(each)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
-                    "dtype and shape must not change."
-                )
-            leaf[rows] = read if len(each) == len(numbers) else read[places]
+    def _rows(self, array: Any, numbers: np.ndarray, form: Leaf) -> np.ndarray:
+        first, end = int(numbers[0]), int(numbers[-1]) + 1
+        wanted = slice(first, end) if end - first == len(numbers) else numbers
+        read = self._together(numbers.tolist(), lambda: as_arrays(np.asarray(array[wanted])))
+        if (read.dtype, read.shape) != (form.dtype, (len(numbers), *form.shape)):
+            raise DataError(
+                f"{len(numbers)} rows of {_name(array)} are {described(form_of(read))}, where row 0 is {form}. Its "
+                "dtype and shape must not change."
+            )
+        return read
 
     def _together(self, numbers: list[int], fetch: Callable[[], Any]) -> Any:
         """Fetch several items at once; where that fails, find out by which of them."""
@@ -159,10 +155,6 @@ def _nest_of(items: Any) -> Any:
     if isinstance(items, Mapping):
         return {key: _nest_of(items[key]) for key in sorted(items)}
     return tuple(map(_nest_of, items)) if isinstance(items, tuple) else items
-
-
-def _read(array: Any, rows: Any) -> Any:
-    return as_arrays(np.asarray(array[rows]))
 
 
 def _without_none(item: Any) -> Any:

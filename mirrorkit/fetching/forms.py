@@ -45,8 +45,8 @@ def as_arrays(item: Any, path: str = "") -> Any:
         return tuple([as_arrays(part, f"{path}[{number}]") for number, part in enumerate(item)])
     if isinstance(item, list) and lists_arrays(item):
         raise ValueError(
-            f"{_named(path)} is a list that may mean several arrays, or one with a row for each part. Return a tuple "
-            "for several, or np.stack(...) for one"
+            f"{_named(path)} is a list that may mean several arrays, or one with a row for each part. Give a tuple for "
+            "several, or np.stack(...) for one"
         )
     if np.ma.is_masked(item):
         raise ValueError(f"{_named(path)} is an array with masked values. Fill them: .filled(...)")
@@ -81,11 +81,6 @@ def pack(form: Form, leaves: Sequence[Any]) -> Any:
     """Return a nest with these leaves; the inverse of `flat`."""
     rest = iter(leaves)
     return mapped(lambda _: next(rest), form)
-
-
-def empty(form: Form, size: int) -> list[np.ndarray]:
-    """Return arrays for so many items, one for each leaf."""
-    return [np.empty([size, *leaf.shape], leaf.dtype) for leaf in flat(form)]
 
 
 def described(form: Form) -> str:
@@ -132,4 +127,4 @@ def lists_arrays(value: Any) -> bool:
 
 
 def _named(path: str) -> str:
-    return f"its part {path}" if path else "it"
+    return f"its part {path}" if path.startswith("[") else path or "it"

@@ -1,8 +1,7 @@
-"""Fetches items for another process: `python -m mirrorkit.fetching.serve FD FOLDER`.
+"""Fetches items for another process: `python -m mirrorkit.fetching.serve FD`.
 
 FD is a socket. Over it come, as pickles, the object and the form of its items, then numbers of items; for each of these
-their arrays go back, or what is wrong with one of them. FOLDER, for temporary files, is removed with the process where
-the other end was killed, and cannot do it.
+their arrays go back, or what is wrong with one of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -48,7 +46,6 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _end() -> None:
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # a group of its own: see `Processes`
 
 

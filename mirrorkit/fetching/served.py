@@ -8,8 +8,7 @@ import pickle
 import queue
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from mirrorkit import subprocesses
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.fetching.fetcher import Fetcher, Fill
+from mirrorkit.fetching.fetcher import Fetch, Fetcher
 
 _CURE = (
     "Define its class in a module of its own that the script imports, and open files in __getitem__, once in each "
@@ -54,33 +53,23 @@ class Processes(Fetcher):
         self._number = number
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[tuple[Fill, Callable[[], None]]]:
-        """Start the processes, and end them with the block.
-
-        Gives what does the same as `Fetcher.fill`, in a process that is idle, and a function that ends the processes:
-        who waits for one of them gets an error.
-        """
+    def _fetching(self) -> Iterator[Fetch]:
+        """Start the processes, and end them with the block: who waits for one of them gets an error."""
         idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         with contextlib.ExitStack() as stack:
-            processes = [stack.enter_context(_Process()) for _ in range(self._number)]
-            for process in processes:
+            for _ in range(self._number):
+                process = stack.enter_context(_Process())
                 process.send((self._pickled, self.form))
                 idle.put(process)
 
-            def fill(numbers: np.ndarray, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+            def fetch(numbers: np.ndarray) -> list[np.ndarray]:
                 process = idle.get()
                 try:
-                    made = process.answer(numbers)
+                    return process.answer(numbers)
                 finally:
                     idle.put(process)
-                for leaf, array in zip(out, made, strict=True):
-                    leaf[rows] = array
 
-            def stop() -> None:
-                for process in processes:
-                    process.end()
-
-            yield fill, stop
+            yield fetch
 
 
 class _Process(contextlib.AbstractContextManager["_Process"]):
@@ -90,13 +79,10 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
     """
 
     def __init__(self) -> None:
-        self._ended = False
-        self._folder = tempfile.TemporaryDirectory(prefix="mirrorkit-")
         variables = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",  # it needs no accelerator, which TensorFlow would take whole
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TMPDIR": self._folder.name,  # a killed process cannot remove its own temporary files
             "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path]),
         }
         subprocesses.open_standard_streams()
@@ -104,7 +90,7 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
         with theirs:
             number = theirs.fileno()
             self._process = subprocesses.start(
-                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number), self._folder.name],
+                [sys.executable, "-m", "mirrorkit.fetching.serve", str(number)],
                 environment=subprocesses.with_mirrorkit(variables),
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
@@ -128,14 +114,7 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
             raise answer
         return answer
 
-    def end(self) -> None:
-        """End the process and whatever it started; a call that waits for it in another thread fails."""
-        if not self._ended:  # or the number of the process may be another's
-            subprocesses.send(self._process)
-            self._process.wait()
-        self._ended = True
-
     def __exit__(self, *_: object) -> None:
-        self.end()
-        self._connection.close()
-        self._folder.cleanup()
+        """End the process and whatever it started; a call that waits for it in another thread fails."""
+        subprocesses.send(self._process)
+        self._process.wait()

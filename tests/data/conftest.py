@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mirrorkit._keras import keras
-from mirrorkit.data import filecache
 
 
 @pytest.fixture(scope="session")
@@ -36,15 +35,11 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A store in memory, empty at the beginning: memory://bucket; filecache::memory://bucket has a new cache."""
+def bucket() -> Iterator[Any]:
+    """A store in memory, empty at the beginning: memory://bucket."""
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-    monkeypatch.setitem(fsspec.config.conf, "filecache", {"cache_storage": str(tmp_path / "filecache")})
-    filecache._cache_of.cache_clear()
     system = fsspec.filesystem("memory")
     system.store.clear()
     system.pseudo_dirs[:] = [""]
     yield system
     system.store.clear()
-    filecache._cache_of.cache_clear()
-    filecache._known.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from recipe_helpers import write_foreign, write_images
+from recipe_helpers import write_foreign
 
 from mirrorkit import data
 
@@ -23,9 +23,6 @@ def write_sets(folder: Path) -> None:
     data.write_records(SPLIT, folder / "gzip", num_files=5, gzip=True)
     for number, part in enumerate(np.array_split(np.arange(EXAMPLES), 4)):
         write_foreign(folder / "foreign" / f"train-{number}", SPLIT.images[part], SPLIT.labels[part])
-    names = [f"{'abc'[i % 3]}/{'in/' if i % 7 == 0 else ''}{i:03}.png" for i in range(EXAMPLES)]
-    write_images(folder / "images", SPLIT.images, names)
-    (folder / "images" / "a" / "note.txt").write_text("no image")
     _write_tables(folder / "tables")
 
 
@@ -50,10 +47,6 @@ KINDS: dict[str, Callable[..., data.Recipe]] = {
     ),
     "foreign, told together": lambda root, **options: data.records(
         f"{root}/foreign/train-*", num_examples=EXAMPLES, **options
-    ),
-    "images": lambda root, **options: data.image_folder(f"{root}/images", image_size=(9, 8), **options),
-    "listed images": lambda root, **options: data.image_folder(
-        [f"{root}/images/b/{i:03}.png" for i in (1, 4, 10)] * 9, labels=np.arange(27), image_size=(16, 16), **options
     ),
     "table": lambda root, **options: data.parquet(
         f"{root}/tables", x=["half", "word"], y="label", shuffle_buffer=40, **options

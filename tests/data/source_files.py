@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import pickle
 import struct
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
-import pytest
 
 from mirrorkit import data
-from mirrorkit.data import cifar
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
@@ -50,41 +45,6 @@ def write_cifar_binary(folder: Path) -> Path:
         rows = np.concatenate([LABELS[part, None], planes(COLOURS[part])], axis=1)
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
     return folder
-
-
-class OldPickler(pickle._Pickler):
-    """Writes byte strings and booleans as Python 2 and the NumPy of its time did, as CIFAR's own files hold them."""
-
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
-
-    def save_bytes(self, value):
-        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
-        self.memoize(value)
-
-    def save_bool(self, value):
-        self.write(pickle.BININT1 + bytes([value]))
-
-    dispatch[bytes], dispatch[bool] = save_bytes, save_bool
-
-
-def old_pickle(path: Path, content: object) -> None:
-    with path.open("wb") as file:
-        OldPickler(file, protocol=2).dump(content)
-
-
-def write_cifar_python(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name, part in BATCHES.items():
-        old_pickle(
-            folder / name, {b"data": planes(COLOURS[part]), b"labels": LABELS[part].tolist(), b"batch_label": b"x"}
-        )
-    return folder
-
-
-def publish(folder: Path, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the pickles in a folder be those that were published, as far as the reader can tell."""
-    digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in cifar._MD5[classes]}
-    monkeypatch.setitem(cifar._MD5, classes, digests)
 
 
 def check_mnist(loaded: data.Splits) -> None:

@@ -147,7 +147,7 @@ def test_record_files(tmp_path, compression):
     path = tmp_path / "data-00000-of-00002.tfrecord"
 
     def read() -> None:
-        RecordReader([str(path)], compression, [4], one_size=True).require_counts()
+        print(RecordReader([str(path)], compression, [4], one_size=True).counts)
         assert RecordReader([str(path)], compression, None).counts[0] < 10
 
     assert meet(path, read, packed(other_lengths) if compression else other_lengths) > 0.3

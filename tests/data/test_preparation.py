@@ -193,7 +193,6 @@ def test_the_arguments_are_the_attributes_in_their_final_form(make, source):
     assert make(place, global_batch_size=8).augment == ()
     if make is data.resident:
         assert isinstance(recipe, data.Batches)
-        assert not recipe.cache
 
 
 def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed():

@@ -11,7 +11,6 @@ from own_items import Faulty, Items
 from recipe_helpers import SPLIT, assert_same, collect, contexts, joined
 
 from mirrorkit import data
-from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.train.input.source import source_of
 
@@ -68,12 +67,6 @@ class NoLength:
         return number
 
 
-class Table(dict):
-    """As those of pandas, whose brackets take labels."""
-
-    iloc = None
-
-
 @pytest.mark.parametrize(
     ("items", "options", "words"),
     [
@@ -82,13 +75,11 @@ class Table(dict):
         ("images/", {}, r"str\b.*mk\.data\.records"),
         ((number for number in range(3)), {}, "generator.*__getitem__.*from_function"),
         (NoLength(), {}, "NoLength.*__len__"),
-        ({"train": [1, 2]}, {}, r"dict.*\['train'\]\[0\] is none"),
-        ({"x": np.zeros(3), "n": np.array(3)}, {}, r"\['n'\] is none"),
-        ({"x": {}}, {}, "dict.*empty"),
-        ({}, {}, "dict.*empty"),
-        (np.array(3), {}, "single value"),
-        (Table(a=np.zeros(3)), {}, "Table.*take labels"),
-        (([1, 2], [3, 4]), {}, r"tuple.*\[0\]\[0\] is none"),
+        ({"train": [1, 2]}, {}, "dict.*must hold arrays"),
+        ({"x": np.zeros(3), "n": np.array(3)}, {}, "must hold arrays"),
+        ({}, {}, "dict.*must hold arrays"),
+        (np.array(3), {}, "unsized"),
+        (([1, 2], [3, 4]), {}, "tuple.*must hold arrays"),
         ([np.zeros(3), np.zeros(3)], {}, "list of arrays"),
         ((np.zeros(3), np.zeros(4)), {}, "3, 4 examples"),
         ([], {}, "no example"),
@@ -106,18 +97,6 @@ class Table(dict):
 def test_what_does_not_fit_is_refused(items, options, words):
     with pytest.raises(DataError, match=words):
         data.source(items, global_batch_size=1, **options)
-
-
-def test_batches_of_keras_are_refused():
-    class Own(keras.utils.PyDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, number):
-            return np.zeros([8, 2]), np.zeros(8)
-
-    with pytest.raises(RecipeError, match=r"Own\b.*whole batches"):
-        data.source(Own(), global_batch_size=1)
 
 
 def test_items_that_are_drawn_are_refused():

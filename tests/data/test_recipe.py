@@ -24,7 +24,7 @@ SMALL = SPLIT[:50]
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (data.batches, {"cache": True, "map": lambda x, y: (x, y + 1)}),
+        (data.batches, {"map": lambda x, y: (x, y + 1)}),
         (data.records, {"shuffle": True, "shuffle_buffer": 20, "augment": [data.augment.flip()]}),
     ],
 )

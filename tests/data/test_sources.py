@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import os
-import pickle
 import struct
 from functools import partial
 from pathlib import Path
@@ -20,17 +17,14 @@ from source_files import (
     check_mnist,
     cut,
     idx_bytes,
-    old_pickle,
     planes,
-    publish,
     write_cifar_binary,
-    write_cifar_python,
     write_idx,
 )
 
 from mirrorkit import data
 from mirrorkit._keras import keras
-from mirrorkit.data import cifar, mnist, sources
+from mirrorkit.data import mnist, sources
 from mirrorkit.errors import DataError, FileError
 
 pytestmark = pytest.mark.usefixtures("nowhere", "few_digits")
@@ -55,39 +49,28 @@ def test_mnist_npz(tmp_path):
     check_mnist(data.load("mnist", data_dir=str(tmp_path)))
 
 
-@pytest.mark.filterwarnings("error")  # pickles of Python 2 would warn
-@pytest.mark.parametrize("layout", ["bin", "py"])
-def test_cifar10_in_both_layouts(tmp_path, monkeypatch, layout):
-    folder = {"bin": write_cifar_binary, "py": write_cifar_python}[layout](tmp_path / f"cifar-10-batches-{layout}")
-    if layout == "py":
-        publish(folder, 10, monkeypatch)
+def test_cifar10_in_the_folder_or_below_its_parent(tmp_path):
+    folder = write_cifar_binary(tmp_path / "cifar-10-batches-bin")
     check_cifar(data.load("cifar10", data_dir=tmp_path))
     check_cifar(data.load("cifar10", data_dir=folder))
 
 
-def test_cifar100_takes_the_fine_labels(tmp_path, monkeypatch):
+def test_cifar100_takes_the_fine_labels(tmp_path):
     fine = np.array([99, 3, 50], np.uint8)
     rows = np.concatenate([[[7]] * 3, fine[:, None], planes(COLOURS[:3])], axis=1).astype(np.uint8)
-    binary = tmp_path / "a" / "cifar-100-binary"
-    python = tmp_path / "b" / "cifar-100-python"
-    for folder in (binary, python):
-        folder.mkdir(parents=True)
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
     for name in ("train", "test"):
-        (binary / f"{name}.bin").write_bytes(rows.tobytes())
-        content = {b"data": planes(COLOURS[:3]), b"fine_labels": fine.tolist(), b"coarse_labels": [7] * 3}
-        old_pickle(python / name, content)
-    publish(python, 100, monkeypatch)
-    for parent in (tmp_path / "a", tmp_path / "b"):
-        loaded = data.load("cifar100", data_dir=parent)
-        np.testing.assert_array_equal(loaded.train.labels, fine)
-        np.testing.assert_array_equal(loaded.train.images, COLOURS[:3])
-        assert len(set(loaded.class_names)) == 100
-        assert loaded.class_names[99] == "worm"
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    loaded = data.load("cifar100", data_dir=tmp_path)
+    np.testing.assert_array_equal(loaded.train.labels, fine)
+    np.testing.assert_array_equal(loaded.train.images, COLOURS[:3])
+    assert len(set(loaded.class_names)) == 100
+    assert loaded.class_names[99] == "worm"
 
 
 def test_folders_with_the_names_of_files_are_not_files(tmp_path):
-    """Folders of images are often called train and test."""
-    for name in ("train", "test"):
+    for name in ("train.bin", "test.bin"):
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match=rf"data_dir: {tmp_path} .* do not hold all"):
         data.load("cifar100", data_dir=tmp_path)
@@ -238,7 +221,7 @@ def test_files_that_cannot_be_read_are_a_file_error(tmp_path, monkeypatch):
         data.load("mnist", data_dir=folder)
 
 
-# --- CIFAR's two layouts: a file that is cut short is named, and only the published pickles are unpickled
+# --- CIFAR's files: one that is cut short is named
 
 
 def test_a_cut_binary_file_is_named(tmp_path):
@@ -247,45 +230,6 @@ def test_a_cut_binary_file_is_named(tmp_path):
         cut(path, to=kept)
         with pytest.raises(DataError, match=rf"data_batch_3\.bin.*{words}"):
             data.load("cifar10", data_dir=tmp_path / "c")
-
-
-@pytest.fixture
-def published(tmp_path, monkeypatch):
-    folder = write_cifar_python(tmp_path / "c")
-    publish(folder, 10, monkeypatch)
-    return folder
-
-
-def test_a_cut_or_exchanged_pickle_is_refused_with_the_cure(published):
-    cut(published / "data_batch_2", to=2000)
-    with pytest.raises(DataError, match=r"data_batch_2 is not .*MD5.*binary layout"):
-        data.load("cifar10", data_dir=published)
-    (published / "data_batch_2").write_bytes((published / "data_batch_3").read_bytes())
-    with pytest.raises(DataError, match="data_batch_2 is not the published file"):
-        data.load("cifar10", data_dir=published)
-
-
-class Bomb:
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.target),)
-
-
-def test_a_malicious_pickle_is_not_run(tmp_path, published):
-    (published / "test_batch").write_bytes(pickle.dumps({"data": Bomb(tmp_path / "harm"), "labels": [1]}))
-    with pytest.raises(DataError, match="test_batch is not the published file"):
-        data.load("cifar10", data_dir=published)
-    assert not (tmp_path / "harm").exists()
-
-
-def test_what_the_published_digests_are():
-    """Those that torchvision.datasets lists; nothing else may be unpickled."""
-    files = {**cifar._MD5[10], **cifar._MD5[100]}
-    together = hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode())
-    assert len(files) == 8
-    assert together.hexdigest() == "6da148665ff55633db6242e159aa21c51a537898418292faf54e3f0d67cd6cd3"
 
 
 # --- the files of MNIST: what is read; what is damaged is named

@@ -15,8 +15,8 @@ import pytest
 from jobs import processes
 from own_items import Ending, Faulty, Items, Stuck
 
+from mirrorkit.data.item_reader import ItemReader
 from mirrorkit.errors import DataError, RecipeError
-from mirrorkit.fetching.ahead import fetched
 from mirrorkit.fetching.served import Processes
 
 X = np.arange(40)[:, None]
@@ -25,15 +25,16 @@ TEXT = np.array([b"a\0", b"bc"] * 20, object)
 
 
 def batches_of(items, number=2):
-    return fetched(Processes(items, number), np.arange(40)[::-1].reshape(4, 10), threads=number)
+    with Processes(items, number).started(number) as fetch:
+        return [fetch(numbers) for numbers in np.arange(40).reshape(4, 10)]
 
 
 def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
     (tmp_path / "log").touch()
     items = Items(X, TEXT, tmp_path / "log")
-    got = list(batches_of(items))
-    np.testing.assert_array_equal(np.concatenate([x for x, _ in got]), X[::-1])
-    assert np.concatenate([text for _, text in got]).tolist() == TEXT[::-1].tolist()
+    got = batches_of(items)
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in got]), X)
+    assert np.concatenate([text for _, text in got]).tolist() == TEXT.tolist()
     lines = [tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines()]
     others = [line for line in lines if line[1] != os.getpid()]
     assert sorted(number for number, _ in others) == list(range(40))
@@ -41,7 +42,8 @@ def test_each_item_is_fetched_once_by_one_of_the_processes(tmp_path):
 
 
 def test_what_is_being_fetched_is_not_waited_for():
-    batches = fetched(Processes(Stuck(X, Y), 2), np.arange(40).reshape(4, 10), threads=2)
+    reader = ItemReader(Stuck(X, Y), None, threads=2, processes=2)
+    batches = reader.batches(iter(np.arange(40).reshape(4, 1, 10)))
     next(batches)
     batches.close()  # or this test ends by its timeout
     assert not children()
@@ -49,12 +51,12 @@ def test_what_is_being_fetched_is_not_waited_for():
 
 def test_a_faulty_item_is_named():
     with pytest.raises(DataError, match=r"item 17 of Faulty failed: ValueError: bad \(.*own_items.py"):
-        list(batches_of(Faulty(17, ValueError("bad"))))
+        batches_of(Faulty(17, ValueError("bad")))
 
 
 def test_a_process_that_ends_is_an_error():
     with pytest.raises(DataError, match=r"items 0, 1, 2, ... \(10\) ended with 3"):
-        list(batches_of(Ending(X, Y), 1))
+        batches_of(Ending(X, Y), 1)
 
 
 def test_what_cannot_be_copied_is_refused(tmp_path):
@@ -84,20 +86,20 @@ def test_a_class_that_a_process_cannot_import(monkeypatch, tmp_path):
     items = Passing(zip(X, Y, strict=True))
     monkeypatch.undo()
     with pytest.raises(DataError, match=r"ModuleNotFoundError: .*'pass"):
-        list(batches_of(items))
+        batches_of(items)
 
 
 SCRIPT = """
 import sys, time
 import numpy as np
 from own_items import NAME
-from mirrorkit.fetching import Processes, fetched
-numbers = np.arange(40).reshape(4, 10)
-batches = fetched(Processes(NAME(np.arange(40)[:, None], np.arange(40)), 2), numbers, threads=2)
-next(batches)
-assert "tensorflow" not in sys.modules
-print("fetches", flush=True)
-time.sleep(600)
+from mirrorkit.fetching import Processes
+with Processes(NAME(np.arange(40)[:, None], np.arange(40)), 2).started(2) as fetch:
+    fetch(np.arange(10))
+    assert "tensorflow" not in sys.modules
+    print("fetches", flush=True)
+    fetch(np.arange(10, 20))
+    time.sleep(600)
 """
 
 
@@ -112,8 +114,8 @@ def test_nothing_is_left_of_a_script_that_is_killed(tmp_path, items):
         assert len(processes(tmp_path)) == 3
         os.kill(script.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while processes(tmp_path) or list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline, (processes(tmp_path), list(tmp_path.iterdir()))
+    while processes(tmp_path):
+        assert time.monotonic() < deadline, processes(tmp_path)
         time.sleep(0.05)
 
 

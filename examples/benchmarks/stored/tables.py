@@ -187,16 +187,6 @@ def image_folder(run: Run) -> list[str]:
     return [*table(head, lines), *under(run, "epochs each")]
 
 
-def image_folder_large(run: Run) -> list[str]:
-    whole, lines = run.row(contender="ratio 1"), []
-    for row in run.rows:
-        name = f"`max_jpeg_ratio={row['contender'].split()[1]}`"
-        ratio = "" if row == whole else times(row["median"] / whole["median"])
-        lines.append([name, number(row["median"]), spread(row), ratio, number(row["peak_small"]), number(row["peak"])])
-    head = ["read with", "images/s, median", "range", "it / whole", "peak memory, MB: of a tenth of the set", "of all"]
-    return [*table(head, lines), *under(run, "epochs each")]
-
-
 def parquet_table(run: Run) -> list[str]:
     lines = []
     for row in run.rows:
@@ -294,7 +284,6 @@ BLOCKS: dict[str, tuple[Callable[..., list[str]], Sequence[str]]] = {
     "first-batch": (first_batch, ["first-batch"]),
     "messages": (messages, ["messages"]),
     "image-folder": (image_folder, ["image-folder"]),
-    "image-folder-large": (image_folder_large, ["image-folder-large"]),
     "parquet-table": (parquet_table, ["parquet-table"]),
     "bytes-between-workers": (bytes_between_workers, ["bytes-between-workers"]),
     "summary": (summary, ["cnn", "linear", "linear-one-device", "records"]),
