@@ -174,6 +174,23 @@ def test_a_loss_that_is_not_finite_is_found_in_any_part(make_loop: Any) -> None:
 # --- assignments in a call that an update would not write
 
 
+def test_a_metric_that_the_model_itself_updates_in_its_call(make_loop: Any, numbers: Any) -> None:
+    class Watched(keras.Sequential):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__([keras.Input((4,)), L.Dense(1)])
+            self.size = keras.metrics.Mean(name="size")
+
+        def call(self, x: Any, **options: Any) -> Any:
+            line = super().call(x, **options)
+            self.size.update_state(line**2)
+            return line
+
+    data = plain_dataset(*numbers, batch=20)
+    found, loop, _ = fit_both(make_loop, Watched, data, fit={"validation_data": data})
+    assert {"size", "val_size"} <= set(found)
+    loop.predict(data)
+
+
 def test_a_variable_of_nobody_that_is_assigned(make_loop: Any, numbers: Any) -> None:
     hidden = keras.Variable(0.0)
 
