@@ -148,7 +148,7 @@ def test_real_cifar10_learns_in_one_epoch_of_small_batches_on_four_replicas(tmp_
     assert accuracies(output)[-1] > 0.65
 
 
-@pytest.mark.slow  # tests/train/step/test_custom_passes.py compares two nets that play with plain TensorFlow
+@pytest.mark.slow  # the corpus compares two nets that play with plain TensorFlow
 def test_gan_draws_and_resumes(tmp_path):
     arguments = ["--devices", "cpu:2", "--folder", str(tmp_path / "gan"), "--batch-size", "64"]
     for epochs, done in (("2", ["1/2", "2/2"]), ("3", ["3/3"])):

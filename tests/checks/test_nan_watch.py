@@ -35,11 +35,11 @@ def make_loop(strategy: Any, net: Callable[[], Any] = net, steps_per_call: int =
     )
 
 
-def recipe(row: int, value: float) -> mk.data.Batches:
+def recipe(row: int, value: float, **options: Any) -> mk.data.Batches:
     """Ten batches of six; a number of this row is a bad one."""
     bad = X.copy()
     bad[row, 2] = value
-    return mk.data.batches(mk.data.arrays(bad, Y), global_batch_size=BATCH)
+    return mk.data.batches(mk.data.arrays(bad, Y), global_batch_size=BATCH, **options)
 
 
 def failed(loop: mk.train.Loop, data: Any, match: str, *, every: int = 200, **fit: Any) -> NonFiniteLossError:
@@ -102,6 +102,12 @@ def test_a_gradient_that_was_not_finite_in_the_update_before(strategy_of: Any) -
 def test_accumulated_batches(strategy_of: Any) -> None:
     loop = make_loop(strategy_of(*TWO), accumulate=4)  # it is in the third of the update's four batches
     failed(loop, recipe(40, -1), r"comes in batch 4: output of layer 'log' .*shard 5 of", every=3)
+
+
+def test_the_order_is_that_of_the_epoch(strategy_of: Any) -> None:
+    data = recipe(40, -1, shuffle=True)
+    bad = [bool((x.numpy() < 0).any()) for x, _ in data.dataset(epoch=1)].index(True)
+    failed(make_loop(strategy_of(*TWO)), data, f"comes in batch {bad}: output of", initial_epoch=1, epochs=2)
 
 
 def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) -> None:

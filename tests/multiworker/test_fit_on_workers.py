@@ -1,4 +1,7 @@
-"""`mk.fit` on two workers, called with what Keras's `fit` takes, against Keras on one device."""
+"""`mk.fit` on two workers, called with what Keras's `fit` takes, against Keras on one device.
+
+And callbacks of Keras on the first worker alone.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,11 @@ def asked(strategy: tf.distribute.Strategy) -> dict[str, Any]:
         model = net()
     found = {"trained": trained(model, mk.fit, mk.evaluate, mk.predict)}
     found["seed"] = mk.fit(model, X, Y, verbose=0).report.seed
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 1))
+    found["epochs"] = mk.fit(model, X, Y, epochs=9, callbacks=[stop][: mk.strategy.is_chief(strategy)], verbose=0).epoch
+    found["batches"] = []
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: found["batches"].append(batch))
+    mk.fit(model, X, Y, batch_size=16, callbacks=[look][: mk.strategy.is_chief(strategy)], verbose=0)
     try:
         mk.fit(model, ((X[:5], Y[:5]) for _ in range(3)), verbose=0)
     except StepError as error:
@@ -71,6 +79,11 @@ def test_workers_give_what_keras_gives_on_one_device(found: list[dict[str, Any]]
 
 def test_workers_agree_on_the_order(found: list[dict[str, Any]]) -> None:
     assert found[0]["seed"] == found[1]["seed"]
+
+
+def test_a_callback_of_one_worker_stops_all_and_gives_all_calls_of_one_step(found: list[dict[str, Any]]) -> None:
+    assert [worker["epochs"] for worker in found] == [[0, 1], [0, 1]]
+    assert [worker["batches"] for worker in found] == [[0, 1, 2, 3, 4], []]
 
 
 def test_a_generator_is_refused(found: list[dict[str, Any]]) -> None:

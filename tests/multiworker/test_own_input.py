@@ -13,11 +13,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import pyarrow
 import pytest
 import tensorflow as tf
-from own_items import Items
-from pyarrow import parquet
 
 import mirrorkit as mk
 
@@ -25,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES, BATCH = 100, 24  # the last batch has 4: none for the last of three workers
 UNEVEN = 27  # of which two workers have 14 and 13, and of the last 19 three have 7, 7 and 5
-GOING_ON = ["records", "images", "table", "items"]  # those of which fits are broken off
 PARTS = ["train", "refused"]
 Found = list[dict[str, Any]]  # of each worker
 SHAPE = (8, 8, 1)
@@ -48,15 +44,9 @@ def recipes(folder: Path) -> dict[str, mk.data.Recipe]:
     """On the devices and from files, with augmentation; the files are written by the test."""
     augment = [mk.data.augment.pad_and_crop(1), noisy]
     shuffled = {"shuffle": True, "seed": 1, "augment": augment}
-    pixels = {"x": "x", "y": "y", "map": lambda x, y: (tf.reshape(x, [-1, *SHAPE]), y)}
     return {
         "resident": mk.data.resident(split(), global_batch_size=UNEVEN, **shuffled),
         "records": mk.data.records(folder / "plain", global_batch_size=BATCH, **shuffled),
-        "images": mk.data.image_folder(
-            folder / "images", image_size=SHAPE[:2], color_mode="grayscale", global_batch_size=BATCH, **shuffled
-        ),
-        "table": mk.data.parquet(folder / "table.parquet", global_batch_size=UNEVEN, **pixels, **shuffled),
-        "items": mk.data.source(Items(split().images, split().labels), global_batch_size=BATCH, **shuffled),
     }
 
 
@@ -136,8 +126,7 @@ class Run:
         return {name: getattr(self, name)() for name in names}
 
     def _broken_off(self) -> dict[str, mk.data.Recipe]:
-        made = recipes(self.files)
-        return {**{name: made[name] for name in GOING_ON}, "from_function": from_function()}
+        return {"records": recipes(self.files)["records"], "from_function": from_function()}
 
     def _checkpoints(self, name: str) -> mk.train.Checkpoints:
         return mk.train.Checkpoints(self.folder / "checkpoints" / name, every=1, keep=99)
@@ -168,13 +157,6 @@ def files(tmp_path_factory) -> Path:
     """The sets as files."""
     folder = tmp_path_factory.mktemp("files")
     mk.data.write_records(split(), folder / "plain", num_files=3)
-    whole = split()
-    for number, (image, label) in enumerate(zip(whole.images, whole.labels, strict=True)):
-        file = folder / "images" / str(label) / f"{number:03}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(tf.io.encode_png(image).numpy())
-    flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(whole.images.ravel()), int(np.prod(SHAPE)))
-    parquet.write_table(pyarrow.table({"x": flat, "y": whole.labels}), folder / "table.parquet", row_group_size=7)
     return folder
 
 
@@ -242,10 +224,9 @@ def test_workers_that_make_the_same_data_are_refused(found):
 
 
 def test_a_fit_goes_on_within_an_epoch_on_any_number_of_workers(alone, two, again, three):
-    for name in GOING_ON:
-        for resumed in (alone, again[0], three[0]):
-            assert_close(resumed["go_on"][name]["weights"], alone["train"][name]["weights"])
-        assert again[0]["go_on"][name] == two[0]["train"][name]
+    for resumed in (alone, again[0], three[0]):
+        assert_close(resumed["go_on"]["records"]["weights"], alone["train"]["records"]["weights"])
+    assert again[0]["go_on"]["records"] == two[0]["train"]["records"]
 
 
 def test_a_fit_of_data_of_their_own_goes_on_within_an_epoch_only_on_as_many_workers(alone, two, again, three):

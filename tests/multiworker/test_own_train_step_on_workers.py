@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "train" / "replica_code"))
 import own_models
 
 pytestmark = pytest.mark.slow
-NAMES = ("wgan", "distillation", "mean_teacher", "vae", "weighted")
+NAMES = ("wgan", "distillation", "mean_teacher", "vae")
 Trained = tuple[dict[str, Any], list[np.ndarray]]
 
 

@@ -15,7 +15,7 @@ from mirrorkit._keras import keras
 from mirrorkit.variables import copies
 
 L = keras.layers
-HALVES = {"block0|embed": 0, "block1|head": 1}
+HALVES = {"block0": 0, "block1|head": 1}
 
 
 def mlp() -> Any:
@@ -36,17 +36,6 @@ def cnn(*, synchronized: bool = False) -> Any:
     return keras.Model(x, L.Dense(3, name="head")(L.Flatten()(h)))
 
 
-def transformer() -> Any:
-    x = keras.Input([6], dtype="int64")
-    h = L.Embedding(12, 8, name="embed")(x)
-    for i in range(2):
-        a = L.MultiHeadAttention(2, 4, name=f"block{i}_attention")(h, h)
-        h = L.LayerNormalization(name=f"block{i}_norm1")(h + L.Dropout(0.1, seed=i, name=f"block{i}_dropout")(a))
-        f = L.Dense(8, activation="gelu", name=f"block{i}_dense")(h)
-        h = L.LayerNormalization(name=f"block{i}_norm2")(h + f)
-    return keras.Model(x, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(h)))
-
-
 def lstm() -> Any:
     x = h = keras.Input([5, 4])
     for i in range(2):
@@ -57,9 +46,8 @@ def lstm() -> Any:
 def data(net: Callable[..., Any], count: int = 61, batch: int = 16) -> mk.data.Batches:
     """Examples for a net; the last batch is smaller."""
     rng = np.random.default_rng(0)
-    shape = {"mlp": (12,), "cnn": (8, 8, 1), "transformer": (6,), "lstm": (5, 4)}[net.__name__]
-    x = rng.integers(0, 12, (count, *shape)) if net is transformer else rng.normal(size=(count, *shape))
-    x = x if net is transformer else x.astype("float32")
+    shape = {"mlp": (12,), "cnn": (8, 8, 1), "lstm": (5, 4)}[net.__name__]
+    x = rng.normal(size=(count, *shape)).astype("float32")
     return mk.data.batches(mk.data.arrays(x, rng.integers(0, 3, count)), global_batch_size=batch, shuffle=True, seed=0)
 
 

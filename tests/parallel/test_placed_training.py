@@ -19,7 +19,6 @@ from placed_nets import (
     make_loop,
     mlp,
     numbers,
-    transformer,
 )
 
 import mirrorkit as mk
@@ -114,9 +113,9 @@ def test_loss_function_and_prediction() -> None:
 
 
 # Of each half: its products in the forward pass, and two for each in the backward pass, for the weights and for the
-# inputs; the first layer's inputs need none. Attention has four projections and two products. An update writes each
-# weight, two slots of it, the seeds and statistics of layers, and iterations on the first device; it takes the root of
-# each weight's or group of small weights' slot, and on the first device those of two numbers that all have in common.
+# inputs; the first layer's inputs need none. An update writes each weight, two slots of it, the seeds and statistics of
+# layers, and iterations on the first device; it takes the root of each weight's or group of small weights' slot, and on
+# the first device those of two numbers that all have in common.
 EXPECTED = {
     mlp: [
         {"forward": 1, "backward": 1, "written": 3 * 2 + 1, "square roots": 2 + 2},
@@ -125,10 +124,6 @@ EXPECTED = {
     cnn: [
         {"forward": 1, "backward": 1, "written": 3 * 3 + 2 + 1, "square roots": 3 + 2},
         {"forward": 2, "backward": 4, "written": 3 * 5 + 2, "square roots": 3},
-    ],
-    transformer: [
-        {"forward": 7, "backward": 14, "written": 3 * 15 + 1, "square roots": 6 + 2},
-        {"forward": 8, "backward": 16, "written": 3 * 16, "square roots": 6},
     ],
 }
 
@@ -143,10 +138,9 @@ def expected(net: Any, replicas: int) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.slow  # fast: with options, below
-@pytest.mark.parametrize(("net", "replicas"), [(cnn, 1), (transformer, 2)])
-def test_each_half_computes_on_its_device(net: Any, replicas: int) -> None:
-    found = executed(lambda: make_loop(net, halves(replicas), replicas).fit(data(net, count=32), verbose=0))
-    assert found == expected(net, replicas)
+def test_each_half_computes_on_its_device() -> None:
+    found = executed(lambda: make_loop(cnn, halves(2), 2).fit(data(cnn, count=32), verbose=0))
+    assert found == expected(cnn, 2)
 
 
 @pytest.mark.slow

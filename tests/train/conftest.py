@@ -13,7 +13,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_loop(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
     """`make_loop((kind, replicas), net, optimizer=..., **Step's options)`; the same seed gives the same weights.
 
@@ -37,6 +37,31 @@ def make_loop(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
         return mk.train.Loop(strategy, step, steps_per_call=steps_per_call)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def loop_over(strategy_of: Callable[..., Any]) -> Callable[..., mk.train.Loop]:
+    """`loop_over(make, where=two replicas, **options)`: over the step or the compiled model that `make` returns.
+
+    It is called in the strategy's scope; the same seed gives the same weights. The options are those of a compiled
+    model's step.
+    """
+
+    def over(
+        make: Callable[[], Any],
+        where: tuple[str, int] = ("mirrored", 2),
+        *,
+        steps_per_call: int | str = "auto",
+        **options: Any,
+    ) -> mk.train.Loop:
+        strategy = strategy_of(*where)
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            made = make()
+        step = mk.train.Step.from_compiled(made, **options) if isinstance(made, keras.Model) else made
+        return mk.train.Loop(strategy, step, steps_per_call=steps_per_call)
+
+    return over
 
 
 @pytest.fixture
@@ -65,6 +90,29 @@ def assert_replicas_equal(copies: Callable[..., Any]) -> Callable[[Any], None]:
     return check
 
 
+@pytest.fixture
+def other_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[np.ndarray]]:
+    """`other_workers(module, *changes)`: more workers send what this one does, each changed by a function.
+
+    Of all that the functions of the module exchange. Returns a list that gets what this one sends.
+    """
+
+    def make(module: Any, *changes: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+        sent: list[np.ndarray] = []
+
+        def arrays(strategy: Any, own: np.ndarray) -> np.ndarray:
+            sent.append(own)
+            return np.array([own, *(change(own.copy()) for change in changes)])
+
+        names = {f"worker {number}": "" for number in range(1 + len(changes))}
+        monkeypatch.setattr(module, "num_workers", lambda strategy: len(names), raising=False)
+        monkeypatch.setattr(module, "addresses", lambda strategy: names)
+        monkeypatch.setattr(module, "arrays_of_all_workers", arrays)
+        return sent
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def numbers() -> tuple[np.ndarray, np.ndarray]:
     """Float inputs [60, 4] and targets [60, 1] that depend on them."""
@@ -75,12 +123,9 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def _line_and_its_first_values(strategy_of: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
-    strategy = strategy_of("mirrored", 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model, optimizer = line_net(), keras.optimizers.SGD(0.05, momentum=0.5)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=2)
+def _line_and_its_first_values(make_loop: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
+    momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
+    loop = make_loop(("mirrored", 2), line_net, momentum, metrics=["mae"], steps_per_call=2)
     return loop, values_of(loop)
 
 
@@ -99,18 +144,14 @@ def recipe(numbers: tuple[np.ndarray, np.ndarray]) -> mk.data.Batches:
 
 
 @pytest.fixture(scope="session")
-def fixed_line(strategy_of: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.train.Loop]:
+def fixed_line(make_loop: Callable[..., Any]) -> Callable[[tuple[str, int]], mk.train.Loop]:
     """`fixed_line(where)`: a linear model with round weights, compiled once per strategy; leave it as it is."""
     made: dict[tuple[str, int], mk.train.Loop] = {}
 
     def get(where: tuple[str, int]) -> mk.train.Loop:
         if where not in made:
-            strategy = strategy_of(*where)
-            with strategy.scope():
-                model, optimizer = line_net(), keras.optimizers.SGD(0.1)
-            model.set_weights([np.array([[1.0], [0.5], [-1.0], [2.0]]), np.array([0.25])])
-            step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
-            made[where] = mk.train.Loop(strategy, step, steps_per_call=3)
+            made[where] = make_loop(where, line_net, metrics=["mae"])
+            made[where].step.model.set_weights([np.array([[1.0], [0.5], [-1.0], [2.0]]), np.array([0.25])])
         return made[where]
 
     return get

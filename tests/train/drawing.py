@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from training_helpers import Keeps, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -85,24 +86,12 @@ def assert_distinct(found: Mapping[str, np.ndarray]) -> None:
     assert np.unique(np.round(numbers, 6)).size == numbers.size, counts
 
 
-class Counts(keras.layers.Layer):  # type: ignore[name-defined, misc]
-    """A moving mean of its inputs and a number of calls, in any pass."""
-
-    def build(self, shape: Any) -> None:
-        options = {"shape": (), "initializer": "zeros", "trainable": False}
-        self.mean = self.add_weight(name="mean", **options)
-        self.calls = self.add_weight(name="calls", dtype="int32", **options)
-
-    def call(self, x: Any) -> Any:
-        self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x))
-        self.calls.assign_add(1)
-        return x
-
-
 def state_after(strategy: tf.distribute.Strategy) -> list[float]:
     """What layers that assign in every pass have after an evaluation and a prediction, the last batch of one row."""
+    mean = Keeps(lambda mean, x: 0.5 * mean + 0.5 * keras.ops.mean(x), always=True, name="mean")
+    calls = Keeps(lambda calls, x: calls + 1, dtype="int32", always=True, name="calls")
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), Counts(), keras.layers.Dense(1)])
+        model = sequential((1,), mean, calls, keras.layers.Dense(1))
         step = mk.train.Step(model, keras.optimizers.SGD(0.0), loss="mse")
     loop = mk.train.Loop(strategy, step)
     few = mk.data.batches(mk.data.arrays(X[:9], X[:9]), global_batch_size=4)

@@ -62,34 +62,6 @@ def test_class_weights_leave_other_classes_at_one(one_hot: str | None, make_loop
     np.testing.assert_allclose(history["loss"][0], np.mean(crossentropy * np.where(y == 1, 3, 1)), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_masked_steps_do_not_count(make_loop: Any) -> None:
-    """With the weights of steps; without them: test_silent_differences.py."""
-
-    def net() -> Any:
-        return sequential((6,), L.Embedding(5, 4, mask_zero=True), L.Dense(3, activation="tanh"), L.Dense(1))
-
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(1, 5, (24, 6))
-    tokens[np.arange(6)[None] >= rng.integers(1, 7, 24)[:, None]] = 0  # the replicas get different numbers of tokens
-    y, weight = rng.normal(size=(24, 6, 1)).astype("float32"), rng.uniform(0, 2, (24, 6)).astype("float32")
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    _fit_both(make_loop, net, plain_dataset(tokens, y, weight, batch=24), loss=loss, metrics=["mae"])
-
-
-@pytest.mark.slow
-def test_a_users_loss_function_sees_what_keras_shows_it(make_loop: Any, numbers: Any) -> None:
-    """Of targets [B], an axis of their own."""
-
-    @keras.saving.register_keras_serializable("tests")
-    def half_square(y: Any, y_pred: Any) -> Any:
-        return keras.ops.mean(keras.ops.square(y - y_pred) / 2, axis=-1)
-
-    x, y = numbers
-    y = np.round(y).astype("int64")  # cast to float before it gets there
-    _fit_both(make_loop, line_net, plain_dataset(x, y[:, 0], batch=30), loss=half_square)
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_loss_that_is_a_sum_over_the_batch(accumulate: int, make_loop: Any, numbers: Any) -> None:
     data, options = plain_dataset(*numbers, batch=25), {"loss": keras.losses.MeanSquaredError(reduction="sum")}
@@ -113,12 +85,6 @@ def _probability() -> Any:
 
 
 @pytest.mark.slow
-def test_a_value_for_each_example(make_loop: Any, numbers: Any) -> None:
-    data = plain_dataset(numbers[0], numbers[1][:, 0], batch=25)  # unequal shares, and a smaller last batch
-    fit_both(make_loop, _net, data, fit={"validation_data": data}, loss=lambda y, p: keras.ops.square(y - p))
-
-
-@pytest.mark.slow
 def test_a_loss_that_is_no_mean_over_the_batch(make_loop: Any, numbers: Any) -> None:
     def root(y: Any, y_pred: Any) -> Any:
         return keras.ops.sqrt(keras.ops.mean((y - y_pred) ** 2, axis=-1))
@@ -134,15 +100,6 @@ def test_weights_of_examples(make_loop: Any, numbers: Any) -> None:
     data = plain_dataset(numbers[0], numbers[1][:, 0], weight, batch=20)
     with pytest.raises(StepError, match=r"mean_squared_error.*\[batch, 1\]"):
         make_loop(("mirrored", 2), _net).fit(data, verbose=0)
-
-
-@pytest.mark.slow
-def test_one_number_that_is_the_mean(make_loop: Any, numbers: Any) -> None:
-    def loss(y: Any, y_pred: Any) -> Any:
-        return keras.ops.mean(keras.ops.square(y - y_pred))
-
-    data = plain_dataset(*numbers, batch=25)
-    fit_both(make_loop, lambda: sequential((4,), L.Dense(1)), data, loss=loss)
 
 
 @pytest.mark.slow

@@ -100,11 +100,8 @@ class Halves:
 
 
 @pytest.mark.slow
-def test_several_updates_of_a_batch_draw_other_numbers(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = Halves()
-    history = mk.train.Loop(strategy, step).fit(data(rows=FEW), epochs=2, verbose=0).history
+def test_several_updates_of_a_batch_draw_other_numbers(loop_over: Any) -> None:
+    history = loop_over(Halves).fit(data(rows=FEW), epochs=2, verbose=0).history
     found = np.concatenate([draws(history, f"{i}_", FEW) for i in range(3)])
     assert np.unique(np.round(found.astype("float64"), 6)).size == found.size == 3 * 2 * FEW
 
@@ -139,12 +136,9 @@ class OwnStep:
             return self.net(batch[0])
 
 
-def test_a_step_of_ones_own_tests_and_predicts_with_other_draws(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = OwnStep()
-    loop, dataset = mk.train.Loop(strategy, step), data("dataset")
+def test_a_step_of_ones_own_tests_and_predicts_with_other_draws(loop_over: Any) -> None:
+    loop, dataset = loop_over(OwnStep), data("dataset")
     history = loop.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
     found = [draws(history, "val_").ravel(), *(loop.predict(dataset).ravel() for _ in range(2))]
     assert np.unique(np.round(np.concatenate(found), 6)).size == 4 * ROWS
-    assert mk.checks.in_sync(strategy, step)  # also where a replica had no rows
+    assert mk.checks.in_sync(loop.strategy, loop.step)  # also where a replica had no rows

@@ -165,13 +165,10 @@ def test_a_new_process_predicts_the_same(strategy_of: Any, run_python: Any, tmp_
 
 
 @pytest.fixture(scope="module")
-def trained(strategy_of: Any, numbers: Any) -> mk.train.Loop:
+def trained(make_loop: Any, numbers: Any) -> mk.train.Loop:
     """A loop whose weights, averages, statistics and seeds have all moved; leave it as it is."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = sequential((4,), L.Dense(4), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1))
-        optimizer = keras.optimizers.SGD(0.1)
-    loop = mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", ema=0.5))
+    net = lambda: sequential((4,), L.Dense(4), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1))  # noqa: E731
+    loop = make_loop(("mirrored", 2), net, ema=0.5)
     loop.fit(tf.data.Dataset.from_tensor_slices(numbers).batch(12), verbose=0)
     return loop
 

@@ -170,31 +170,6 @@ def test_fit_is_that_of_keras(strategy_of: Any, made: dict[Any, Any], use: str, 
     assert largest_difference(ours.get_weights(), model.get_weights()) < 2e-5
 
 
-def test_replicas_draw_what_one_device_draws_that_computes_the_same_shares(strategy_of: Any) -> None:
-    """The shares of a batch are its accumulated parts; one device that takes it whole draws other numbers."""
-
-    def noisy() -> Any:
-        layers = [
-            keras.layers.Dense(5, "tanh"),
-            keras.layers.Dropout(0.5, seed=3),
-            keras.layers.GaussianNoise(0.1, seed=4),
-        ]
-        model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)])
-        model.compile("sgd", "mse", metrics=["mae"])
-        return model
-
-    asked = {"epochs": 2, "shuffle": False, "verbose": 0}
-    whole, replicas = twins(noisy, strategy_of("mirrored", 2))
-    in_parts = noisy()
-    in_parts.set_weights(whole.get_weights())
-    found = mk.fit(replicas, X[:64], Y[:64], batch_size=16, **asked)
-    expected = mk.fit(in_parts, X[:64], Y[:64], batch_size=8, accumulate=2, **asked)
-    mk.fit(whole, X[:64], Y[:64], batch_size=16, **asked)
-    assert_same_logs(found.history, expected.history, rtol=2e-5)
-    assert largest_difference(replicas.get_weights(), in_parts.get_weights()) < 2e-5
-    assert largest_difference(replicas.get_weights(), whole.get_weights()) > 1e-3
-
-
 @pytest.fixture(scope="module")
 def pair(strategy_of: Any) -> tuple[Any, Any]:
     return twins(plain, strategy_of("mirrored", 3))

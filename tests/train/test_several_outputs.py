@@ -32,18 +32,6 @@ def _model(outputs: Any) -> Any:
     return net
 
 
-class Subclassed(keras.Model):  # type: ignore[name-defined]
-    """A subclassed model whose outputs are a tuple with a dict, as those of `_model((1, {"k": 1}))` are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = L.Dense(1), L.Dense(1)
-        self(np.zeros((1, 4), "float32"))
-
-    def call(self, x: Any) -> Any:
-        return self.first(x), {"k": self.second(x)}
-
-
 def _data(targets: Any, numbers: Any, weight: Any = None, batch: int = 20) -> tf.data.Dataset:
     """Three batches; `targets` is a nest of the factors of y."""
     x, y = numbers
@@ -64,14 +52,6 @@ def absolute(y: Any, y_pred: Any) -> Any:
 
 
 # One loss for all outputs of a dict: the corpus; crossentropy, of the kind of each output: totals/test_metrics.py.
-
-
-@pytest.mark.slow
-def test_one_loss_for_a_list_of_outputs_with_weights(make_loop: Any, numbers: Any) -> None:
-    data = _data((1.0, -2.0), numbers, np.linspace(0, 3, 60).astype("float32"))
-    options = {"loss": "mse", "weighted_metrics": [["mae"], ["mse"]]}
-    found, *_ = _fit_both(make_loop, _model([1, 1]), data, options)
-    assert set(found) == {"loss", "d0_loss", "d1_loss", "d0_mae", "d1_mse"}
 
 
 # --- nested outputs
@@ -105,17 +85,6 @@ def test_metrics_and_weights_of_nested_dicts(make_loop: Any, numbers: Any) -> No
     }
     found, *_ = _fit_both(make_loop, net, _data(FACTORS, numbers, weight), options)
     assert {"d0_mae", "d1_mae", "d2_mse", "d2_mae", "d1_mse"} <= set(found)  # Keras names a metric by its layer
-
-
-@pytest.mark.slow
-def test_a_tuple_with_a_dict(make_loop: Any, numbers: Any) -> None:
-    data = _data((1.0, {"k": -2.0}), numbers)
-    found, loop, model = _fit_both(make_loop, Subclassed, data, {"loss": "mse"})
-    assert "1/k_loss" in found
-    outputs, others = loop.predict(data), model.predict(data, verbose=0)
-    keras.tree.assert_same_structure(outputs, others)
-    for one, other in zip(keras.tree.flatten(outputs), keras.tree.flatten(others), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize(

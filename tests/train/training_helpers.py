@@ -134,6 +134,23 @@ def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:
     return keras.Sequential([keras.Input(shape), *layers])
 
 
+class Keeps(keras.layers.Layer):  # type: ignore[name-defined, misc]
+    """Keeps `new(kept, inputs)`, in training or in any pass, and passes its inputs on."""
+
+    def __init__(self, new: Any, *, first: float = 0.0, always: bool = False, name: str = "keeps", **options: Any):
+        super().__init__(name=name)
+        self.new, self.first, self.always, self.options = new, first, always, {"shape": (), **options}
+
+    def build(self, shape: Any) -> None:
+        start = keras.initializers.Constant(self.first) if self.first else "zeros"
+        self.kept = self.add_weight(initializer=start, trainable=False, name="kept", **self.options)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training or self.always:
+            self.kept.assign(self.new(self.kept, x))
+        return x
+
+
 def line_net() -> Any:
     """A linear model of four inputs."""
     return sequential((4,), keras.layers.Dense(1, name="line"))

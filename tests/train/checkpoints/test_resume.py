@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from checkpoint_helpers import bits, break_off, check_resumed, names, saved_at, spoil
 from step_helpers import Line
+from table_helpers import SIZE, UNEVEN, WIDTH, batches, net, words
 from training_helpers import (
     largest_difference,
     line_net,
@@ -21,6 +23,7 @@ from training_helpers import (
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import CheckpointError, StepError
+from mirrorkit.variables import copies
 
 L = keras.layers
 
@@ -121,14 +124,42 @@ def test_restore_without_a_checkpoint(fresh: Any, tmp_path: Path) -> None:
 # --- a step of the user's own
 
 
-def test_a_step_of_ones_own(strategy_of: Any, recipe: Any, tmp_path: Path) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = Line()
-    check_resumed(mk.train.Loop(strategy, step, steps_per_call=2), recipe, tmp_path, every=3, at=[7], epochs=2)
+def test_a_step_of_ones_own(loop_over: Any, recipe: Any, tmp_path: Path) -> None:
+    loop = loop_over(Line, steps_per_call=2)
+    check_resumed(loop, recipe, tmp_path, every=3, at=[7], epochs=2)
 
     class Silent:
-        build, compute, update = step.build, step.compute, step.update
+        build, compute, update = loop.step.build, loop.step.compute, loop.step.update
 
     with pytest.raises(StepError, match="Silent does not say"):
-        mk.train.Loop(strategy, Silent()).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+        loop_over(Silent).fit(recipe, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
+
+
+# --- tables that are updated in place
+
+
+o = keras.optimizers
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_tables")
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
+    make_loop: Any, tmp_path: Path, assert_replicas_equal: Any
+) -> None:
+    loop = make_loop(("mirrored", 3), net, lambda: o.Adam(0.05), sparse_embeddings="lazy", steps_per_call=1)
+    check_resumed(loop, batches(*words(UNEVEN)), tmp_path, every=2, at=[7], epochs=2)
+    assert_replicas_equal(loop)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_tables")
+def test_replicas_on_cpus_share_what_is_restored(make_loop: Any, tmp_path: Path) -> None:
+    """Until one of them writes: two of a large table would be in memory beside the one that was read."""
+    trained, resumed = (make_loop(("mirrored", 2), net, lambda: o.Adagrad(0.05)) for _ in range(2))
+    trained.fit(batches(*words(UNEVEN)), epochs=1, verbose=0, callbacks=[mk.train.Checkpoints(tmp_path)])
+    resumed.step.build(resumed.strategy)
+    resumed.restore(tmp_path)
+    of_table = [copies(v) for v in resumed.step.variables if tuple(v.shape) == (SIZE, WIDTH)]
+    assert len(of_table) == 2
+    for pair in of_table:
+        assert np.shares_memory(*[np.asarray(tf.convert_to_tensor(copy)) for copy in pair])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_helpers import spoil
 from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
@@ -62,28 +61,6 @@ def _newest(folder: Path) -> Any:
 
 def _values(loop: Any) -> list[np.ndarray]:
     return whole_values(loop.step.saved_variables)
-
-
-@pytest.mark.slow
-def test_two_epochs_and_two_are_four(sharded_loop: Any, recipe: Any, tmp_path: Path) -> None:
-    """Bit for bit, where sharding begins or ends in between."""
-
-    def fit(loop: Any, folder: Path, epochs: int) -> list[np.ndarray]:
-        loop.position = mk.train.Position()
-        loop.fit(recipe, epochs=epochs, verbose=0, callbacks=[mk.train.Checkpoints(folder)])
-        return _values(loop)
-
-    loops = {sharded: sharded_loop(2, sharded) for sharded in (False, True)}
-    begin = _values(loops[False])
-    expected = fit(loops[False], tmp_path / "whole", 4)
-    for before, after in ((True, False), (False, True)):
-        for loop in loops.values():
-            spoil(loop)
-        _set(loops[before], begin)
-        folder = tmp_path / f"{before}{after}"
-        fit(loops[before], folder, 2)
-        spoil(loops[before])
-        np.testing.assert_equal(fit(loops[after], folder, 4), expected)
 
 
 def test_files_are_what_they_are_without_sharding(sharded_loop: Any, numbers: Any, tmp_path: Path) -> None:

@@ -47,33 +47,14 @@ def f1(y: Any, y_pred: Any) -> Any:
     return 2 * hits / (ops.sum(y) + ops.sum(ops.round(y_pred)) + 1e-7)
 
 
-class Remembers(L.Layer):  # type: ignore[name-defined]
-    """Keeps `new(old, x)` in training."""
+class AddsInTraining(L.Layer):  # type: ignore[name-defined]
+    """Adds a loss in training: what `reduce` makes of the squares of its inputs."""
 
-    def __init__(self, new: Any, first: float = 1.0, dtype: str = "float32", **options: Any) -> None:
-        super().__init__(name="remembers")
-        self.new, self.first, self.kept_as, self.options = new, first, dtype, options
-
-    def build(self, shape: Any) -> None:
-        start = keras.initializers.Constant(self.first)
-        self.kept = self.add_weight(
-            shape=(), initializer=start, dtype=self.kept_as, trainable=False, name="kept", **self.options
-        )
+    def __init__(self, reduce: Any) -> None:
+        super().__init__()
+        self.reduce = reduce
 
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
-            self.kept.assign(self.new(self.kept, x))
-        return x
-
-
-class AddsInTraining(L.Layer):  # type: ignore[name-defined]
-    """Adds a loss: what `reduce` makes of the squares of its inputs; in training alone, or always."""
-
-    def __init__(self, reduce: Any, *, always: bool = False) -> None:
-        super().__init__()
-        self.reduce, self.always = reduce, always
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training or self.always:
             self.add_loss(0.1 * self.reduce(ops.square(x)))
         return x

@@ -136,37 +136,6 @@ def test_a_layers_switch(make_loop: Any) -> None:
     _fit(same, same.step.model.layers[1].share, 0.0)
 
 
-@pytest.mark.slow
-def test_a_variable_that_a_loss_reads(make_loop: Any) -> None:
-    def loop(count: Any) -> Any:
-        def loss(y: Any, y_pred: Any) -> Any:
-            each = ops.mean(ops.square(y - y_pred), -1)
-            return ops.where(ops.arange(ops.shape(each)[0]) < count, each, 0.5 * each)
-
-        return make_loop(TWO, line_net, loss=loss, steps_per_call=1)
-
-    count = keras.Variable(100, trainable=False, dtype="int32")
-    with pytest.raises(StepError, match=r"\(loss\) of a batch"):
-        _fit(loop(count), count, 6)
-    count = keras.Variable(100, trainable=False, dtype="int32")
-    _fit(loop(count), count, 50)  # another number, and as right as before
-
-
-@pytest.mark.slow
-def test_a_variable_that_changes_at_every_batch_does_not_use_up_the_time(make_loop: Any, checked: list[int]) -> None:
-    """As the weight of a loss may; of its changes the first, second, fourth, eighth are looked at."""
-    weight, other = (keras.Variable(1.0, trainable=False) for _ in range(2))
-
-    def loss(y: Any, y_pred: Any) -> Any:
-        return weight * other * ops.mean(ops.square(y - y_pred), -1)
-
-    sets = keras.callbacks.Callback()
-    sets.on_train_batch_end = lambda batch, logs=None: weight.assign(weight + 1.0)
-    loop = make_loop(TWO, line_net, loss=loss, steps_per_call=1)
-    loop.fit(ENDLESS, steps_per_epoch=9, callbacks=[sets, _SwitchOn(other, 0.5, number=4)], verbose=0)
-    assert checked == [1, 2, 4, 5, 8]
-
-
 class _OfPresent(L.Layer):  # type: ignore[name-defined]
     """Divides by how many rows of a batch are not empty."""
 
@@ -225,47 +194,6 @@ def test_a_layer_that_counts_steps(make_loop: Any) -> None:
     assert loop.step.optimizer.iterations == 12  # the end of the call with the tenth step
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("by", "accumulate", "right", "found"),
-    [("iterations", 1, 4, 6), ("a variable", 1, 0, 6), ("a variable", 2, 10, 12)],
-)
-def test_a_loss_that_becomes_the_maximum_of_a_batch(
-    by: str, accumulate: int, right: int, found: int, make_loop: Any
-) -> None:
-    known: list[Any] = []
-    switch = keras.Variable(0, trainable=False, dtype="int64")
-
-    def loss(y: Any, y_pred: Any) -> Any:
-        each = ops.mean(ops.square(y - y_pred), -1)
-        is_late = known[0].iterations >= 6 if by == "iterations" else switch > 0
-        return ops.where(is_late, ops.max(each) + ops.zeros_like(each), each)
-
-    def optimizer() -> Any:
-        known[:] = [keras.optimizers.SGD(0.01)]
-        return known[0]
-
-    where = TWO if accumulate == 1 else ("one_device", 1)
-    loop = make_loop(where, line_net, optimizer, loss=loss, steps_per_call=2, accumulate=accumulate)
-    callback = _SwitchOn(switch, 1, number=6 * accumulate - 1)
-    with pytest.raises(
-        StepError,
-        match=rf"At step {found} .* at step {right} .*\(loss\) of a batch is not that of its parts",
-    ):
-        loop.fit(ENDLESS, steps_per_epoch=50, callbacks=[callback] if by == "a variable" else [], verbose=0)
-    assert loop.position.steps == found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [mk.data.batches, mk.data.resident])
-def test_calls_of_whole_epochs(make: Any, make_loop: Any) -> None:
-    """No batch is left at their end."""
-    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _CentersLater(), L.Dense(1)), steps_per_call=3)
-    data = make(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
-    with pytest.raises(StepError, match=r"At step 12 .*depends on the other examples"):
-        loop.fit(data, epochs=9, verbose=0)
-
-
 @pytest.mark.parametrize("switched", ["a layer", "the learning rate"])
 def test_a_callback_switches_what_a_step_with_two_updates_reads(switched: str, strategy_of: Any) -> None:
     layer = _Centers()
@@ -273,19 +201,6 @@ def test_a_callback_switches_what_a_step_with_two_updates_reads(switched: str, s
     switch, value = (layer.share, 1.0) if switched == "a layer" else (loop.step.model.optimizer.learning_rate, 0.001)
     with pytest.raises(StepError, match=r"At step 4 .* the check at step 0 .*does not mean the same on shares"):
         loop.fit(ENDLESS, steps_per_epoch=9, callbacks=[_SwitchOn(switch, value, number=3)], verbose=0)
-
-
-@pytest.mark.slow
-def test_a_train_step_of_its_own(strategy_of: Any) -> None:
-    loop = _loop_of(strategy_of(*TWO), largest_after=6)
-    match = "the check at step 0.*train_step of _TwoUpdates does not mean the same on shares"
-    with pytest.raises(StepError, match=match):
-        loop.fit(ENDLESS, steps_per_epoch=50, verbose=0)
-    assert loop.position.steps == 10
-    loop = _loop_of(strategy_of(*TWO), largest_after=60)
-    with pytest.raises(StepError, match="the check at step 10 "):
-        loop.fit(ENDLESS, steps_per_epoch=150, verbose=0)
-    assert loop.position.steps == 100
 
 
 @pytest.mark.parametrize(("replicas", "first"), [(2, 13), (3, 24)])

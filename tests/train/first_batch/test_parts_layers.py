@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
-from first_batch_helpers import TWO, AddsInTraining, Remembers, X, check
+from first_batch_helpers import TWO, AddsInTraining, X, check
 from step_helpers import with_policy
-from training_helpers import sequential
+from training_helpers import Keeps, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -22,15 +23,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("x", [X, X[:1], np.repeat(X[:1], 24, axis=0)], ids=["rows", "one row", "equal rows"])
-def test_a_sum_given_to_add_loss(x: Any, make_loop: Any) -> None:
-    def net(reduce: Any) -> Any:
-        return sequential((4,), L.Dense(3), AddsInTraining(reduce, always=True), L.Dense(1))
-
-    with pytest.raises(StepError, match=r"for \d rows.*Add a mean over the rows"):
-        check(make_loop(TWO, lambda: net(ops.sum)), x, x[:, :1])
-    check(make_loop(TWO, lambda: net(ops.mean)), x, x[:, :1])
+Y = X[:, :1]
+MANY = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+OUTLIER = np.where(np.arange(64)[:, None] == 51, 50, 1) * MANY
+PICTURES = np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32")
+TEXTS = np.array([["a b"]] * 23 + [["a b a b"]])
+_USES_ALL = r"on the other examples of its batch, on how many.*\(training=True\)"
 
 
 class _Routes(L.Layer):  # type: ignore[name-defined]
@@ -47,66 +45,9 @@ class _Routes(L.Layer):  # type: ignore[name-defined]
         return x + ops.einsum("be,edf,bd->bf", chosen * shares, self.experts, x)
 
 
-def test_a_small_loss_that_balances_experts(make_loop: Any) -> None:
-    with pytest.raises(StepError, match=r"The layer '__routes' adds .* 8 rows, .* for 16\..*unchecked=\('add_loss',\)"):
-        check(make_loop(TWO, lambda: sequential((4,), _Routes(), L.Dense(1))), X, X[:, :1])
-
-
 class _CentersALittle(L.Layer):  # type: ignore[name-defined]
     def call(self, x: Any) -> Any:
         return x - 0.01 * ops.mean(x, axis=0, keepdims=True)
-
-
-def test_a_little_of_a_batchs_mean_in_mixed_precision(make_loop: Any) -> None:
-    """In 16 bits it would be as small as rounding."""
-
-    def net(*layers: Any) -> Any:
-        return sequential((4,), L.Dense(8), *layers, L.Dense(1))
-
-    with with_policy("mixed_bfloat16"):
-        right, mixing = make_loop(TWO, net), make_loop(TWO, lambda: net(_CentersALittle()))
-    policies = [layer.dtype_policy.name for layer in right.step.model.layers]
-    check(right, X, X[:, :1])
-    assert [layer.dtype_policy.name for layer in right.step.model.layers] == policies
-    with pytest.raises(StepError, match="depends on the other examples"):
-        check(mixing, X, X[:, :1])
-
-
-def test_a_part_of_the_loss_that_is_a_millionth(make_loop: Any) -> None:
-    """Adam makes its gradients as large as the others."""
-
-    def net() -> Any:
-        x = keras.Input((4,))
-        small = L.Dense(1, name="small")
-        return keras.Model(x, [L.Dense(1)(x), AddsInTraining(lambda x: 1e-3 * ops.var(x))(small(x))])
-
-    loop = make_loop(TWO, net, keras.optimizers.Adam, loss=["mse", "mse"], loss_weights=[1e5, 0.0])
-    with pytest.raises(StepError, match=r"adds .* to the loss"):
-        check(loop, X, (X[:, :1], X[:, :1]))
-
-
-def test_rows_from_all_over_a_set_in_memory(make_loop: Any) -> None:
-    """The first batch alone would show nothing: its rows are equal."""
-    x = np.concatenate([np.tile(X[:1], (24, 1)), X])
-    data = mk.data.batches(mk.data.arrays(x, x[:, :1]), global_batch_size=8)
-    loop = make_loop(TWO, lambda: sequential((4,), _CentersALittle(), L.Dense(1)))
-    with pytest.raises(StepError, match="depends on the other examples"):
-        loop.fit(data, verbose=0)
-    assert loop.position.steps == 0
-
-
-def test_a_mean_of_an_activity_regularizer(make_loop: Any) -> None:
-    """Keras divides it by the rows."""
-
-    def net(reduce: Any) -> Any:
-        return sequential((4,), L.Dense(3, activity_regularizer=lambda x: reduce(ops.square(x))), L.Dense(1))
-
-    with pytest.raises(StepError, match="activity_regularizer returns the sum over the rows"):
-        check(make_loop(TWO, lambda: net(ops.mean)), X, X[:, :1])
-    check(make_loop(TWO, lambda: net(ops.sum)), X, X[:, :1])
-
-
-_USES_ALL = r"on the other examples of its batch, on how many.*\(training=True\)"
 
 
 class _Applies(L.Layer):
@@ -120,62 +61,163 @@ class _Applies(L.Layer):
         return self.function(x) if training or self.always else x
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("known", [(), pytest.param((L.BatchNormalization,), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x + 0.3 * ops.roll(x, 1, axis=0),
-        lambda x: x - ops.mean(x, axis=0, keepdims=True),
-        lambda x: x * ops.cast(ops.shape(x)[0], "float32") / 12,
-    ],
-    ids=["neighbours", "centered", "number of rows"],
-)
-def test_a_layer_that_uses_all_rows_in_training_alone(change: Any, known: Any, make_loop: Any) -> None:
-    """Beside one that is known to; the fast test beside Dropout: below."""
+class _OwnStatistics(L.BatchNormalization):  # type: ignore[name-defined]
+    """It divides by the largest number of its batch, too."""
 
-    def net() -> Any:
-        return sequential((4,), L.Dense(8), *(kind() for kind in known), _Applies(change), L.Dense(1))
-
-    with pytest.raises(StepError, match=_USES_ALL):
-        check(make_loop(TWO, net), X, X[:, :1])
+    def call(self, x: Any, training: Any = None) -> Any:
+        x = super().call(x, training=training)
+        return x / ops.max(ops.abs(x)) if training else x
 
 
-def test_an_outlier_anywhere_in_the_batch(make_loop: Any) -> None:
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-    scaled = _Applies(lambda x: x / ops.maximum(9.0, ops.max(ops.abs(x))))
-    check(make_loop(TWO, lambda: sequential((4,), scaled, L.Dense(1))), x, x[:, :1])
-    x[51] *= 50
-    with pytest.raises(StepError, match=_USES_ALL):
-        check(make_loop(TWO, lambda: sequential((4,), scaled, L.Dense(1))), x, x[:, :1])
+class _OnWeights(L.Layer):  # type: ignore[name-defined]
+    """Noise on the weights, which all rows share."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(4, 5))
+        self.seeds = keras.random.SeedGenerator(0)
+
+    def call(self, x: Any) -> Any:
+        return x @ (self.kernel + keras.random.normal((4, 5), seed=self.seeds))
 
 
-def test_texts_that_are_padded_to_the_longest_of_a_share(make_loop: Any) -> None:
-    def net() -> Any:
-        inputs = keras.Input((1,), dtype="string")
-        words = L.Embedding(4, 3, name="words")(L.TextVectorization(vocabulary=["a", "b"])(inputs))
-        return keras.Model(inputs, L.Dense(1)(L.GlobalAveragePooling1D()(words)))
+class _WithNone(keras.Model):  # type: ignore[name-defined, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = L.Dense(1)
+        self(X)
 
-    texts = np.array([["a b"]] * 23 + [["a b a b"]])
-    with pytest.raises(StepError, match=r"What 'words'.* depends on the other examples"):
-        check(make_loop(TWO, net), texts, X[:, :1])
-
-
-@pytest.mark.slow
-def test_a_layer_that_mixes_rows_in_training_beside_dropout(make_loop: Any) -> None:
-    """And one that does not, which raises no alarm."""
-
-    def net(change: Any, *layers: Any) -> Any:
-        return sequential((4,), L.Dense(8), *layers, L.Dropout(0.3), _Applies(change), L.Dense(1))
-
-    with pytest.raises(StepError, match=_USES_ALL):
-        check(make_loop(TWO, lambda: net(lambda x: x + ops.roll(x, 1, 0))), X, X[:, :1])
-    check(make_loop(TWO, lambda: net(ops.square, L.BatchNormalization())), X, X[:, :1])
+    def call(self, x: Any) -> Any:
+        return {"a": self.last(x), "b": None}
 
 
-def test_a_model_that_cannot_predict_is_compared_as_it_trains(make_loop: Any) -> None:
-    loop = make_loop(TWO, lambda: sequential((8, 8, 3), L.RandomCrop(6, 6), L.Flatten(), L.Dense(1)))
-    check(loop, np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32"), X[:, :1])
+def _with(*layers: Any) -> Any:
+    """A linear net behind these layers; each is a function that makes one."""
+    return lambda: sequential((4,), *(layer() for layer in layers), L.Dense(1))
+
+
+def _regularized(reduce: Any) -> Any:
+    return _with(lambda: L.Dense(3, activity_regularizer=lambda x: reduce(ops.square(x))))
+
+
+def _scaled() -> Any:
+    return _Applies(lambda x: x / ops.maximum(9.0, ops.max(ops.abs(x))))
+
+
+def _a_millionth() -> Any:
+    """Adam makes the gradients of a part of the loss that is a millionth as large as the others."""
+    x = keras.Input((4,))
+    small = L.Dense(1, name="small")
+    return keras.Model(x, [L.Dense(1)(x), AddsInTraining(lambda x: 1e-3 * ops.var(x))(small(x))])
+
+
+def _padded_to_the_longest() -> Any:
+    inputs = keras.Input((1,), dtype="string")
+    words = L.Embedding(4, 3, name="words")(L.TextVectorization(vocabulary=["a", "b"])(inputs))
+    return keras.Model(inputs, L.Dense(1)(L.GlobalAveragePooling1D()(words)))
+
+
+def _one_row(change: Any) -> Any:
+    return lambda: sequential((4,), L.Dense(1), L.Lambda(change))
+
+
+def _beside_dropout(change: Any, *layers: Any) -> Any:
+    return _with(lambda: L.Dense(8), *layers, lambda: L.Dropout(0.3), lambda: _Applies(change))
+
+
+def _applied(function: Any, always: bool) -> Any:
+    return _with(lambda: L.Dense(8), lambda: _Applies(function, always=always))
+
+
+def _drawn(always: bool, *beside: Any) -> Any:
+    def noisy() -> Any:
+        noise = _Applies(lambda x: x + keras.random.normal(ops.shape(x), seed=noise.seed), always=always)
+        noise.seed = keras.random.SeedGenerator(3)
+        return noise
+
+    return _with(lambda: L.Dense(8), *beside, noisy)
+
+
+def _a_little(old: Any, x: Any) -> Any:
+    return 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x))
+
+
+def _keeps(new: Any, **options: Any) -> Any:
+    return _with(lambda: Keeps(new, **{"first": 1.0, **options}))
+
+
+_PLACES: dict[str, Any] = {
+    "a constant seed": lambda x: x + keras.random.normal(ops.shape(x), seed=42),
+    "dropout with a constant seed": lambda x: keras.random.dropout(x, 0.5, seed=7),
+    "numbered": lambda x: x + ops.cast(ops.arange(ops.shape(x)[0]), "float32")[:, None],
+    "mixup": lambda x: 0.7 * x + 0.3 * ops.flip(x, axis=0),
+}
+_OF_PLACE = r"depends on (its place in the batch|the other examples)"
+_OTHERS = (L.BatchNormalization, lambda: L.Dropout(0.5))
+_ADAM = {"optimizer": keras.optimizers.Adam, "loss": ["mse", "mse"], "loss_weights": [1e5, 0.0]}
+_EXPERTS = r"The layer '__routes' adds .* 8 rows, .* for 16\..*unchecked=\('add_loss',\)"
+_REGULARIZER = "activity_regularizer returns the sum over the rows"  # Keras divides it by the rows
+_SLOW = ("mixed beside", "squares beside", "own statistics", "of its place", "own draws")  # beginnings of names
+CASES: dict[str, tuple[Any, dict[str, Any], Any, Any, str]] = {  # net, options, inputs, targets, what is said
+    "experts": (_with(_Routes), {}, X, Y, _EXPERTS),
+    "a millionth": (_a_millionth, _ADAM, X, (Y, Y), "adds .* to the loss"),
+    "a mean by a regularizer": (_regularized(ops.mean), {}, X, Y, _REGULARIZER),
+    "a sum by a regularizer": (_regularized(ops.sum), {}, X, Y, ""),
+    "an outlier": (_with(_scaled), {}, OUTLIER, MANY[:, :1], _USES_ALL),
+    "no outlier": (_with(_scaled), {}, MANY, MANY[:, :1], ""),
+    "texts": (_padded_to_the_longest, {}, TEXTS, Y, "What 'words'.* depends on the other examples"),
+    "mixed beside Dropout": (_beside_dropout(lambda x: x + ops.roll(x, 1, 0)), {}, X, Y, _USES_ALL),
+    "squares beside Dropout": (_beside_dropout(ops.square, L.BatchNormalization), {}, X, Y, ""),
+    "own statistics": (_with(_OwnStatistics), {}, X, Y, _USES_ALL),
+    "own statistics, synchronized": (_with(lambda: _OwnStatistics(synchronized=True)), {}, X, Y, _USES_ALL),
+    "a mean over the rows": (_one_row(lambda x: ops.mean(x, 0, keepdims=True)), {}, X, Y, r"\[1, 1\] for 24 rows"),
+    "one row of all": (_one_row(lambda x: ops.reshape(ops.mean(x), (1, 1))), {}, X, Y, r"\[1, 1\] for 24 rows"),
+    # compared as it trains: it cannot predict
+    "crops": (lambda: sequential((8, 8, 3), L.RandomCrop(6, 6), L.Flatten(), L.Dense(1)), {}, PICTURES, Y, ""),
+    "noise on weights": (_with(_OnWeights), {}, X, Y, ""),
+    "an output that is None": (_WithNone, {"loss": {"a": "mse"}}, X, {"a": Y}, ""),
+    **{
+        f"of its place: {name}, {always=}": (_applied(function, always), {}, X, Y, _OF_PLACE)
+        for name, function in _PLACES.items()
+        for always in (True, False)
+    },
+    **{f"own draws, {always=}": (_drawn(always), {}, X, Y, "") for always in (True, False)},
+    **{f"own draws beside others, {always=}": (_drawn(always, *_OTHERS), {}, X, Y, "") for always in (True, False)},
+    # state that can be combined
+    "a moving mean": (_keeps(lambda old, x: 0.9 * old + 0.1 * ops.mean(x)), {}, X, Y, ""),
+    "calls": (_keeps(lambda old, x: old + 1, dtype="int64"), {}, X, Y, ""),
+    "calls as a float": (_keeps(lambda old, x: old + 1.0), {}, X, Y, ""),
+    "calls, summed in Keras": (_keeps(lambda old, x: old + 1.0, aggregation="sum"), {}, X, Y, ""),
+    "far from its mean": (_keeps(_a_little, first=10.0), {}, X, Y, ""),
+    "at its mean": (_keeps(_a_little, first=0.5), {}, X, Y, ""),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith(_SLOW)) for n in CASES])
+def test_what_is_said(name: str, make_loop: Any) -> None:
+    net, options, x, y, words = CASES[name]
+    with pytest.raises(StepError, match=words) if words else contextlib.nullcontext():
+        check(make_loop(TWO, net, **options), x, y)
+
+
+def test_a_little_of_a_batchs_mean_in_mixed_precision(make_loop: Any) -> None:
+    """In 16 bits it would be as small as rounding."""
+    with with_policy("mixed_bfloat16"):
+        right, mixing = (make_loop(TWO, _with(lambda: L.Dense(8), *more)) for more in ((), (_CentersALittle,)))
+    policies = [layer.dtype_policy.name for layer in right.step.model.layers]
+    check(right, X, Y)
+    assert [layer.dtype_policy.name for layer in right.step.model.layers] == policies
+    with pytest.raises(StepError, match="depends on the other examples"):
+        check(mixing, X, Y)
+
+
+def test_rows_from_all_over_a_set_in_memory(make_loop: Any) -> None:
+    """The first batch alone would show nothing: its rows are equal."""
+    x = np.concatenate([np.tile(X[:1], (24, 1)), X])
+    data = mk.data.batches(mk.data.arrays(x, x[:, :1]), global_batch_size=8)
+    loop = make_loop(TWO, _with(_CentersALittle))
+    with pytest.raises(StepError, match="depends on the other examples"):
+        loop.fit(data, verbose=0)
+    assert loop.position.steps == 0
 
 
 class _Wrapped(L.BatchNormalization):  # type: ignore[name-defined]
@@ -191,25 +233,8 @@ class _Renormalized(L.BatchNormalization):  # type: ignore[name-defined]
 @pytest.mark.parametrize("kind", [L.BatchNormalization, _Renormalized, _Wrapped, L.MixUp, L.CutMix])
 def test_layers_of_keras_that_mix_rows_in_training_raise_no_alarm(kind: Any, make_loop: Any) -> None:
     loop = make_loop(TWO, lambda: sequential((8, 8, 3), kind(), L.Flatten(), L.Dense(1)))
-    pictures = np.random.default_rng(0).uniform(size=(24, 8, 8, 3)).astype("float32")
-    check(loop, pictures, X[:, :1])
+    check(loop, PICTURES, Y)
     assert not any({"call", "_mirrorkit_at_rest"} & set(vars(layer)) for layer in loop.step.model.layers)
-
-
-class _OwnStatistics(L.BatchNormalization):  # type: ignore[name-defined]
-    """It divides by the largest number of its batch, too."""
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        x = super().call(x, training=training)
-        return x / ops.max(ops.abs(x)) if training else x
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_statistics_that_a_subclass_adds_are_compared(synchronized: bool, make_loop: Any) -> None:
-    loop = make_loop(TWO, lambda: sequential((4,), _OwnStatistics(synchronized=synchronized), L.Dense(1)))
-    with pytest.raises(StepError, match=_USES_ALL):
-        check(loop, X, X[:, :1])
 
 
 @pytest.mark.slow
@@ -223,70 +248,6 @@ def test_a_draw_of_rows_may_have_the_shape_of_a_weight(units: int, classes: int,
         return sequential((3,), L.Dense(units), noise[0], L.Dense(units), noise[1], L.Dense(classes))
 
     check(make_loop(TWO, net), X[:, :3], np.zeros([24, classes], np.float32))
-
-
-class _OnWeights(L.Layer):  # type: ignore[name-defined]
-    """Noise on the weights, which all rows share."""
-
-    def build(self, shape: Any) -> None:
-        self.kernel = self.add_weight(shape=(3, 5))
-        self.seeds = keras.random.SeedGenerator(0)
-
-    def call(self, x: Any) -> Any:
-        return x @ (self.kernel + keras.random.normal((3, 5), seed=self.seeds))
-
-
-def test_a_draw_for_a_weight_is_the_same_for_all_rows(make_loop: Any) -> None:
-    check(make_loop(TWO, lambda: sequential((3,), _OnWeights(), L.Dense(1))), X[:, :3], X[:, :1])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: ops.mean(x, axis=0, keepdims=True),
-        lambda x: ops.mean(ops.reshape(x, (1, -1)), axis=1, keepdims=True),
-    ],
-    ids=["a mean over the rows", "one row of all"],
-)
-def test_an_output_of_one_row(change: Any, make_loop: Any) -> None:
-    def net() -> Any:
-        return sequential((4,), L.Dense(1), L.Lambda(change))
-
-    with pytest.raises(StepError, match=r"\[1, 1\] for 24 rows"):
-        check(make_loop(TWO, net), X, X[:, :1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("always", [True, False])
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + keras.random.normal(ops.shape(x), seed=42),
-        lambda x: keras.random.dropout(x, 0.5, seed=7),
-        lambda x: x + ops.cast(ops.arange(ops.shape(x)[0]), "float32")[:, None],
-        lambda x: 0.7 * x + 0.3 * ops.flip(x, axis=0),
-    ],
-    ids=["constant seed", "dropout", "numbered", "mixup"],
-)
-def test_what_depends_on_the_place_of_a_row(function: Any, always: bool, make_loop: Any) -> None:
-    def net() -> Any:
-        return sequential((4,), L.Dense(8), _Applies(function, always=always), L.Dense(1))
-
-    with pytest.raises(StepError, match=r"depends on (its place in the batch|the other examples)"):
-        check(make_loop(TWO, net), X, X[:, :1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beside", [(), (L.BatchNormalization, L.Dropout)], ids=["alone", "beside others"])
-@pytest.mark.parametrize("always", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_what_a_generator_draws_may_depend_on_the_place(always: bool, beside: Any, make_loop: Any) -> None:
-    def net() -> Any:
-        noise = _Applies(lambda x: x + keras.random.normal(ops.shape(x), seed=noise.seed), always=always)
-        noise.seed = keras.random.SeedGenerator(3)
-        others = [kind(*(0.5,) * (kind is L.Dropout)) for kind in beside]
-        return sequential((4,), L.Dense(8), *others, noise, L.Dense(1))
-
-    check(make_loop(TWO, net), X, X[:, :1])
 
 
 _NO_MEAN: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -304,42 +265,7 @@ _NO_MEAN: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "options"), _NO_MEAN.values(), ids=_NO_MEAN)
 def test_state_that_is_no_mean(new: Any, options: dict[str, Any], make_loop: Any) -> None:
-    def net() -> Any:
-        return sequential((4,), Remembers(new, **options), L.Dense(1))
-
-    with pytest.raises(StepError, match=r"leaves 'sequential.*/remembers/kept' at .*unchecked=\('state',\)"):
+    net = _keeps(new, **options)
+    with pytest.raises(StepError, match=r"leaves 'sequential.*/keeps/kept' at .*unchecked=\('state',\)"):
         check(make_loop(TWO, net), X, X[:, :1])
     check(make_loop(TWO, net, unchecked=("state",)), X, X[:, :1])
-
-
-@pytest.mark.parametrize(
-    ("new", "options"),
-    [
-        (lambda old, x: 0.9 * old + 0.1 * ops.mean(x), {}),
-        (lambda old, x: old + 1, {"dtype": "int64"}),
-        (lambda old, x: old + 1.0, {}),
-        (lambda old, x: old + 1.0, {"aggregation": "sum"}),
-        (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 10.0}),
-        (lambda old, x: 0.9999 * old + 0.0001 * ops.mean(ops.sigmoid(0.1 * x)), {"first": 0.5}),
-    ],
-    ids=["moving mean", "calls", "calls as a float", "calls, summed in Keras", "far from its mean", "at its mean"],
-)
-def test_state_that_can_be_combined(new: Any, options: dict[str, Any], make_loop: Any) -> None:
-    check(make_loop(TWO, lambda: sequential((4,), Remembers(new, **options), L.Dense(1))), X, X[:, :1])
-
-
-def test_an_output_that_is_none_is_not_compared(make_loop: Any) -> None:
-    class Net(keras.Model):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = L.Dense(1)
-
-        def call(self, x: Any) -> Any:
-            return {"a": self.last(x), "b": None}
-
-    def net() -> Any:
-        net = Net()
-        net(X)
-        return net
-
-    check(make_loop(TWO, net, loss={"a": "mse"}), X, {"a": X[:, :1]})

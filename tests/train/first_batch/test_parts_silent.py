@@ -5,12 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import numpy as np
 import pytest
 from first_batch_helpers import BINARY, CLASSES, ONE_HOT, POSITIVE, TWO, X, binary_net, check, class_net, rng, token_net
-from installed_versions import KERAS, needs_keras
-from step_helpers import with_policy
-from training_helpers import line_net, sequential
+from training_helpers import line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -174,71 +171,3 @@ def test_silent_on_metrics_of_keras(kind: str, make_loop: Any) -> None:
     loss = "sparse_categorical_crossentropy" if y is CLASSES else "mse"
     loop = make_loop(TWO, net, loss=loss, metrics=plain, weighted_metrics=weighted)
     check(loop, X, y, rng.uniform(0, 2, 24).astype("float32"))
-
-
-def test_silent_on_what_is_known_to_depend_on_the_cut(make_loop: Any) -> None:
-    def net() -> Any:
-        layers = [L.Dense(8), L.BatchNormalization(), L.ReLU(), L.Dropout(0.5), L.GaussianNoise(0.3), L.Dense(1)]
-        return sequential((4,), *layers)
-
-    check(make_loop(TWO, net, metrics=["mae"]), X, X[:, :1])
-
-
-@pytest.mark.slow
-def test_silent_on_regularisers_masks_and_several_outputs(make_loop: Any) -> None:
-    def net() -> Any:
-        inputs = {"tokens": keras.Input((6,), dtype="int32", name="tokens"), "x": keras.Input((4,), name="x")}
-        read = L.LSTM(4, return_sequences=True)(L.Embedding(5, 4, mask_zero=True)(inputs["tokens"]))
-        regularizers = {"kernel_regularizer": "l2", "activity_regularizer": "l2" if KERAS >= (3, 14) else None}
-        tags = L.Dense(3, **regularizers, activation="softmax", name="tags")(read)
-        mood = L.Dense(1, bias_regularizer="l1", name="mood")(L.concatenate([inputs["x"], read[:, -1]]))
-        return keras.Model(inputs, {"tags": tags, "mood": mood})
-
-    tokens = rng.integers(0, 5, (24, 6)).astype("int32")
-    y = {"tags": rng.integers(0, 3, (24, 6)), "mood": X[:, :1]}
-    options = {"loss": {"tags": "sparse_categorical_crossentropy", "mood": "mse"}, "metrics": {"tags": ["accuracy"]}}
-    loop = make_loop(TWO, net, **options)
-    check(loop, {"tokens": tokens, "x": X}, y, {"tags": rng.uniform(size=(24, 6)), "mood": rng.uniform(size=24)})
-
-
-LOW_PRECISION = ("mixed_bfloat16", "mixed_float16")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", LOW_PRECISION)
-def test_silent_in_low_precision(policy: str, make_loop: Any) -> None:
-    def net() -> Any:
-        with with_policy(policy):
-            return sequential((4,), *[L.Dense(32, activation="relu") for _ in range(6)], L.Dense(1, dtype="float32"))
-
-    check(make_loop(TWO, net, metrics=["mae"], loss_scale=8.0), X, X[:, :1])
-
-
-@needs_keras((3, 14), "an activity regulariser that is a mean over the rows")
-def test_silent_on_activity_regularisers(make_loop: Any) -> None:
-    """In 16 bits Keras 3.15 fails: its sum of a loss in float32 and one in float16."""
-
-    def net() -> Any:
-        hidden = L.Dense(64, activation="relu", activity_regularizer="l2")
-        return sequential((4,), hidden, L.ActivityRegularization(0.1), L.Dense(1))
-
-    for seed in range(2):
-        x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
-        check(make_loop(TWO, net, loss_scale=8.0), x, x[:, :1])
-
-
-@pytest.mark.slow
-def test_silent_on_losses_of_noise(make_loop: Any) -> None:
-    class Sampled(L.Layer):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seeds = keras.random.SeedGenerator(3)
-
-        def call(self, x: Any) -> Any:
-            z = x + keras.random.normal(ops.shape(x), seed=self.seeds)
-            self.add_loss(ops.mean(ops.sum(0.5 * z**2 - 0.5 * (z - x) ** 2, -1)))
-            return z
-
-    for seed in range(3):
-        x = np.random.default_rng(seed).normal(size=(24, 4)).astype("float32")
-        check(make_loop(TWO, lambda: sequential((4,), L.Dense(4), Sampled(), L.Dense(1))), x, x[:, :1])

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from first_batch_helpers import BINARY, TWO, AddsInTraining, Remembers, X, binary_net, check, class_net, f1, rng
-from training_helpers import largest_difference, line_net, plain_dataset, sequential
+from first_batch_helpers import BINARY, TWO, AddsInTraining, X, binary_net, check, class_net, f1, rng
+from training_helpers import Keeps, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -30,38 +30,6 @@ def _counted(x: Any) -> Any:
     return tf.identity(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
 
 
-def _noting(seen: list[Any], compare: Any) -> Any:
-    def noted(step: Any, batch: Any, what: str, *, again: bool) -> Any:
-        seen.append(batch)
-        return compare(step, batch, what, again=again)
-
-    return noted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["batches", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("resident", "tf.data"))]
-)
-def test_fit_checks_once_and_trains_on_every_batch_all_the_same(
-    kind: str, make_loop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    split = mk.data.arrays(X, X[:, :1])
-    if kind == "tf.data":
-        data = plain_dataset(X, X[:, :1], batch=8)
-    else:
-        data = getattr(mk.data, kind)(split, global_batch_size=8, shuffle=True, seed=0)
-    checked, without = (make_loop(TWO, line_net, unchecked=names) for names in ((), ("loss",)))
-    without.step.for_loop(without.strategy).checked["train"] = None
-    seen: list[Any] = []
-    monkeypatch.setattr(check_module, "compare_parts", _noting(seen, check_module.compare_parts))
-    for loop in (checked, without):
-        loop.fit(data, epochs=2, verbose=0)
-        loop.fit(data, epochs=1, verbose=0)
-    assert len(seen) == 1
-    assert tuple(seen[0][0].shape) == (8, 4)
-    assert largest_difference(checked.step.model.get_weights(), without.step.model.get_weights()) == 0.0
-
-
 def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
     loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
     before = loop.step.model.get_weights()
@@ -70,18 +38,6 @@ def test_fit_refuses_before_the_first_step(make_loop: Any) -> None:
             loop.fit(plain_dataset(X, BINARY, batch=8), verbose=0)
     assert largest_difference(loop.step.model.get_weights(), before) == 0.0
     assert int(loop.step.optimizer.iterations.numpy()) == 0
-
-
-@pytest.mark.slow
-def test_evaluation_alone_is_checked_too(make_loop: Any) -> None:
-    loop = make_loop(TWO, binary_net, loss="mse", metrics=[f1])
-    for _ in range(2):  # a second try is no way around
-        with pytest.raises(StepError, match="The metric 'f1'"):
-            loop.evaluate(plain_dataset(X, BINARY, batch=8))
-    right = make_loop(TWO, binary_net, loss="mse", metrics=["mae"])
-    right.evaluate(plain_dataset(X, BINARY, batch=8))
-    assert first_batch_check(right.step.for_loop(right.strategy), "test") is None
-    assert first_batch_check(right.step.for_loop(right.strategy)) is not None  # training has batches of its own
 
 
 def test_one_device_has_no_parts(make_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,27 +107,6 @@ def test_a_model_that_takes_no_other_number_of_rows_is_told_of(make_loop: Any) -
     make_loop(TWO, net, unchecked=("rows",)).fit(data, verbose=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["halves", "top 4", "an assert"])
-def test_what_cannot_run_on_few_rows_is_refused(name: str, accumulate: int, make_loop: Any) -> None:
-    def of_rows(x: Any) -> Any:  # of which each gives something else for a share of a batch
-        if name == "halves":
-            one, other = tf.split(x, 2)
-            return tf.concat([one - tf.reduce_mean(other), other], 0)
-        if name == "top 4":
-            return x - tf.reduce_mean(tf.math.top_k(x[:, 0], 4).values)
-        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(x)[0] % 4, 0)]):
-            return x - tf.reduce_mean(x)
-
-    def net() -> Any:
-        inputs = keras.Input((4,))
-        return keras.Model(inputs, L.Dense(1)(L.Lambda(of_rows, output_shape=(4,))(inputs)))
-
-    with pytest.raises(StepError, match="'lambda.*other examples" if name == "top 4" else "cannot be run on 16 rows"):
-        make_loop(TWO, net, accumulate=accumulate).fit(plain_dataset(X[:16], X[:16, :1], batch=8), verbose=0)
-
-
 def test_a_static_batch_size_is_no_way_around(make_loop: Any) -> None:
     def net() -> Any:
         inputs = keras.Input(batch_shape=(24, 4))
@@ -215,7 +150,7 @@ def test_warm_up_pays_for_the_check_of_a_recipe(make_loop: Any) -> None:
 
 def test_evaluation_does_not_mind_what_training_alone_does(make_loop: Any) -> None:
     def net() -> Any:
-        return sequential((4,), Remembers(lambda old, x: old + ops.sum(x)), AddsInTraining(ops.sum), L.Dense(1))
+        return sequential((4,), Keeps(lambda old, x: old + ops.sum(x)), AddsInTraining(ops.sum), L.Dense(1))
 
     make_loop(TWO, net, metrics=["mae"]).evaluate(plain_dataset(X, X[:, :1], batch=8))
 
@@ -251,10 +186,23 @@ def test_a_model_that_has_converged_is_not_refused(make_loop: Any) -> None:
         check(loop, x, np.asarray(loop.step.model(x[:1])).repeat(24, axis=0))
 
 
-def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(make_loop: Any) -> None:
-    def net() -> Any:
-        return sequential((4,), L.Dense(3), L.Lambda(_counted), L.Dense(1))
+@pytest.mark.usefixtures("small_tables")
+@pytest.mark.parametrize("gradient", ["of a kernel", "of a large kernel", "of a table"])
+def test_gradients_alone_that_differ_by_more_than_rounding_are_refused(
+    gradient: str, make_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones are compared in few rows, to which all others are added."""
+    if gradient == "of a large kernel":
+        monkeypatch.setattr("mirrorkit.train.first_batch.running._LARGE", 8)  # numbers; the kernel has 12
+        monkeypatch.setattr("mirrorkit.train.reduce.sparse_gradient._FOLDED", 4)
+    of_table = gradient == "of a table"
 
-    loop = make_loop(TWO, net)
+    def net(*layers: Any) -> Any:
+        first = [L.Embedding(8192, 32), L.GlobalAveragePooling1D()] if of_table else [L.Dense(3, use_bias=False)]
+        return sequential((4,), *first, *layers, L.Dense(1))
+
+    x = rng.integers(8192, size=(24, 4)) if of_table else X
+    check(make_loop(TWO, net), x, X[:, :1])
+    loop = make_loop(TWO, lambda: net(L.Lambda(_counted)))
     with pytest.raises(StepError, match=r"gradients of '\S+'"):
-        check(loop, X, X[:, :1])
+        check(loop, x, X[:, :1])

@@ -22,23 +22,9 @@ BATCH = (tf.constant(ROWS), tf.constant(ROWS.sum(1, keepdims=True)))
 
 
 @pytest.fixture
-def others(monkeypatch) -> Callable[..., list[np.ndarray]]:
+def others(other_workers: Any) -> Callable[..., list[np.ndarray]]:
     """`others(*changes)`: let more workers compute what this one does, each changed by a function."""
-
-    def make(*changes: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
-        sent: list[np.ndarray] = []
-
-        def arrays(strategy: Any, own: np.ndarray) -> np.ndarray:
-            sent.append(own)
-            return np.array([own, *(change(own.copy()) for change in changes)])
-
-        names = {f"worker {number}": "" for number in range(1 + len(changes))}
-        monkeypatch.setattr(same_results, "num_workers", lambda strategy: len(names))
-        monkeypatch.setattr(same_results, "addresses", lambda strategy: names)
-        monkeypatch.setattr(same_results, "arrays_of_all_workers", arrays)
-        return sent
-
-    return make
+    return functools.partial(other_workers, same_results)
 
 
 def step_of(*layers: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import plain_dataset
+from training_helpers import plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -17,17 +17,10 @@ from mirrorkit.errors import StepError
 L = keras.layers
 
 
-def _net() -> Any:
-    return keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(1)])
-
-
 @pytest.fixture(scope="module")
-def loop(strategy_of: Any) -> mk.train.Loop:
+def loop(make_loop: Any) -> mk.train.Loop:
     """A sound loop, to be given bad data; nothing here should get as far as training."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model, optimizer = _net(), keras.optimizers.Adam(0.1)
-    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=2)
+    return make_loop(("mirrored", 2), lambda: sequential((4,), L.Dense(3), L.Dense(1)), metrics=["mae"])
 
 
 @pytest.mark.parametrize(
@@ -99,14 +92,11 @@ def test_a_class_weight_without_a_class(loop: Any, numbers: Any) -> None:
         loop.fit(plain_dataset(*numbers, batch=30), class_weight={10**12: 2.0}, verbose=0)  # 4 TB of weights
 
 
-def test_class_weights_of_positions(strategy_of: Any, numbers: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), L.Dense(15), L.Reshape((5, 3)), L.Softmax()])
-        step = mk.train.Step(model, keras.optimizers.SGD(0.1), loss="ce")
+def test_class_weights_of_positions(make_loop: Any, numbers: Any) -> None:
+    net = lambda: sequential((4,), L.Dense(15), L.Reshape((5, 3)), L.Softmax())  # noqa: E731
     data = plain_dataset(numbers[0], np.zeros((60, 5), "int64"), batch=30)
     with pytest.raises(StepError, match=r"class_weight .*\(None, 5"):
-        mk.train.Loop(strategy, step).fit(data, class_weight={0: 2.0}, verbose=0)
+        make_loop(("mirrored", 2), net, loss="ce").fit(data, class_weight={0: 2.0}, verbose=0)
 
 
 def test_a_call_length_that_is_none(loop: Any) -> None:

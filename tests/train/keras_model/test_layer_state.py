@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import plain_dataset, sequential
+from training_helpers import Keeps, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -76,20 +76,11 @@ def test_an_integer_or_flag_that_follows_from_rows_is_refused(
     """Also where the first batch has no such row: a mean over the replicas would be rounded to something else later."""
     dtype, after = OF_ROWS[of_rows]
 
-    class Notes(L.Layer):
-        def build(self, shape: Any) -> None:
-            self.noted = self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False)
-
-        def call(self, x: Any, training: bool = False) -> Any:
-            if training:
-                self.noted.assign(after(self.noted, x))
-            return x
-
     def fit(*where: Any, **options: Any) -> None:
-        loop = make_loop(where, lambda: sequential((4,), Notes(), L.Dense(1)), **options)
+        loop = make_loop(where, lambda: sequential((4,), Keeps(after, dtype=dtype), L.Dense(1)), **options)
         loop.fit(tf.data.Dataset.from_tensor_slices(numbers).batch(20, drop_remainder=has_known_size), verbose=0)
 
-    with pytest.raises(StepError, match=r"'sequential/notes/variable'.*mean"):
+    with pytest.raises(StepError, match=r"'sequential/keeps/kept'.*mean"):
         fit("mirrored", 2)
     if of_rows == "rows":
         fit("mirrored", 2, unchecked=["state"])

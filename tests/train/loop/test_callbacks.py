@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed_versions import KERAS
-from training_helpers import largest_difference, line_net
+from training_helpers import line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -22,22 +22,17 @@ def _net() -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(strategy_of: Any) -> tuple[mk.train.Loop, list[np.ndarray]]:
+def made(make_loop: Any) -> tuple[mk.train.Loop, list[np.ndarray]]:
     """One small net on two replicas and its first values, compiled once for all tests here."""
-    strategy = strategy_of("mirrored", 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model, optimizer = _net(), keras.optimizers.SGD(0.05, momentum=0.5)
-    step = mk.train.Step(model, optimizer, loss="mse", metrics=["mae"])
-    loop = mk.train.Loop(strategy, step, steps_per_call=2)
-    return loop, [variable.value.numpy() for variable in step.variables]
+    momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
+    loop = make_loop(("mirrored", 2), _net, momentum, metrics=["mae"], steps_per_call=2)
+    return loop, values_of(loop)
 
 
 @pytest.fixture
 def loop(made: Any) -> mk.train.Loop:
     loop, first = made
-    for variable, value in zip(loop.step.variables, first, strict=True):
-        variable.assign(value)
+    set_values(loop, first)
     return loop
 
 
@@ -87,26 +82,6 @@ def test_a_callback_can_stop_within_an_epoch(loop: Any, data: Any) -> None:
 
     report = loop.fit(data, epochs=3, callbacks=[Stop()], verbose=0)
     assert [(epoch.steps, epoch.examples) for epoch in report.epochs] == [(2, 24)]
-
-
-@pytest.mark.slow
-def test_swap_ema_weights_in_fit_is_keras_own(strategy_of: Any, numbers: Any) -> None:
-    """Validation sees the averages, and so do the weights at the end; 2 replicas against Keras on one device."""
-    data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12)
-    found: list[Any] = []
-    for strategy in (strategy_of("one_device", 1), strategy_of("mirrored", 2)):
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="tanh"), L.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.8), "mse", jit_compile=False)
-        options = {"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], "verbose": 0}
-        if not found:
-            report = model.fit(data.dataset(), validation_data=data.dataset(), **options)
-        else:
-            loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-            report = loop.fit(data, validation_data=data, **options)
-        found.append([report.history["val_loss"], *model.get_weights()])
-    assert largest_difference(*found) < 1e-5
 
 
 def test_swap_ema_weights_without_averages_is_refused_by_keras(make_loop: Any, data: Any) -> None:

@@ -15,7 +15,7 @@ from mirrorkit.errors import StepError
 L = keras.layers
 
 
-# --- every example counts once, on any number of replicas: train/test_properties.py
+# --- every example counts once, on any number of replicas: the corpus, and train/test_equivalence.py
 
 
 def test_small_losses_are_not_lost_beside_large_ones(fixed_line: Any) -> None:

@@ -20,19 +20,13 @@ from mirrorkit.variables import mark_sharded
 
 
 @pytest.fixture
-def others(monkeypatch) -> Callable[..., None]:
+def others(other_workers: Any) -> Callable[..., None]:
     """`others(values, ...)`: let more workers hold these values, in place of the own ones."""
 
-    def make(*of_workers: list[Any]) -> None:
-        def arrays(strategy: Any, own: np.ndarray) -> np.ndarray:
-            exact = reproducible.is_enabled()
-            return np.array([own, *(fingerprints(values, exact=exact) for values in of_workers)])
+    def holding(values: list[Any]) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda own: fingerprints(values, exact=reproducible.is_enabled())
 
-        names = {f"worker {number}": "" for number in range(1 + len(of_workers))}
-        monkeypatch.setattr(same_workers, "arrays_of_all_workers", arrays)
-        monkeypatch.setattr(same_workers, "addresses", lambda strategy: names)
-
-    return make
+    return lambda *of_workers: other_workers(same_workers, *map(holding, of_workers))
 
 
 KERNEL = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")

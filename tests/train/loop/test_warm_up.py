@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed_versions import KERAS
-from training_helpers import line_net, plain_dataset, set_values, values_of
+from training_helpers import line_net, plain_dataset, sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -17,26 +19,17 @@ from mirrorkit._keras import keras
 L = keras.layers
 
 
-class Count(L.Layer):
-    """Passes its input on, and counts how often it is traced; a call draws from Python's and NumPy's generators."""
-
-    traces = 0
+class Draws(L.Layer):
+    """Passes its input on; a call draws from Python's and NumPy's generators."""
 
     def call(self, x: Any) -> Any:
-        Count.traces += not tf.executing_eagerly()  # fit checks the first batch without a trace
         random.random()
         np.random.random()
         return x
 
 
 def _net() -> Any:
-    return keras.Sequential(
-        [keras.Input((4,)), Count(), L.Dense(5), L.BatchNormalization(), L.Dropout(0.3), L.Dense(1)]
-    )
-
-
-def _adam() -> Any:
-    return keras.optimizers.Adam(0.05, use_ema=True)
+    return sequential((4,), Draws(), L.Dense(5), L.BatchNormalization(), L.Dropout(0.3), L.Dense(1))
 
 
 def _draws() -> list[Any]:
@@ -57,55 +50,30 @@ def _seed_all() -> None:
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
 
 
-@pytest.mark.slow
-def test_everything_is_as_it_was_nothing_is_left_to_trace_and_training_gives_the_same_bits(
-    make_loop: Any, numbers: Any, copies: Any
-) -> None:
-    """The order of the data and the masks of Dropout are in these bits too."""
-
-    def data() -> tf.data.Dataset:
-        """Batches of 14 with a smaller last one; with the same seeds each time."""
-        tf.random.set_seed(9)
-        return tf.data.Dataset.from_tensor_slices(numbers).shuffle(60, seed=3).batch(14)
-
-    loop = make_loop(("mirrored", 2), _net, _adam, steps_per_call="auto")
-    given, before = data(), copies(loop)
-    assert all(len(values) == 2 for values in before)
+@contextmanager
+def _nothing_is_left(loop: Any, copies: Any) -> Iterator[None]:
+    """Variables, and what is drawn next, are after the block as they were before."""
+    before = copies(loop)
     _seed_all()
     expected = _draws()
     _seed_all()
-    traces = Count.traces
-    loop.warm_up(given, validation_data=given)
-    assert Count.traces > traces
+    yield
     np.testing.assert_equal(_draws(), expected)
     np.testing.assert_equal(before, copies(loop))
-    assert int(loop.step.optimizer.iterations.numpy()) == 0
-
-    traces = Count.traces
-    compiled = len(loop._passes.calls._traces)
-    warmed_report = loop.fit(given, epochs=2, validation_data=given, verbose=0)
-    assert "compilation included" not in warmed_report.summary()
-    warmed = copies(loop)
-    loop.evaluate(given)
-    assert Count.traces == traces
-    assert len(loop._passes.calls._traces) == compiled
-
-    set_values(loop, [values[0] for values in before])
-    again = data()
-    cold = loop.fit(again, epochs=2, validation_data=again, verbose=0)  # without a rehearsal before it
-    assert cold.history == warmed_report.history
-    np.testing.assert_equal(copies(loop), warmed)
 
 
-def test_an_epoch_of_few_batches(make_loop: Any, numbers: Any, copies: Any) -> None:
+def test_everything_is_as_it_was_and_nothing_is_left_to_trace(make_loop: Any, numbers: Any, copies: Any) -> None:
     """Four batches of two updates, the last one smaller, on the host and on the devices, where they train the same."""
-    loop = make_loop(("mirrored", 2), line_net, accumulate=2, steps_per_call="auto")
+    ema = lambda: keras.optimizers.SGD(0.05, momentum=0.5, use_ema=True)  # noqa: E731
+    loop = make_loop(("mirrored", 2), _net, ema, accumulate=2, steps_per_call="auto")
     first, found = values_of(loop), []
     for recipe in (mk.data.batches, mk.data.resident):
         data = recipe(mk.data.arrays(*(part[:28] for part in numbers)), global_batch_size=8)
-        loop.warm_up(data)
+        with _nothing_is_left(loop, copies):
+            loop.warm_up(data, validation_data=data)
         traces = len(loop._passes.calls._traces)
-        loop.fit(data, epochs=2, verbose=0)
+        report = loop.fit(data, epochs=2, validation_data=data, verbose=0)
+        assert "compilation included" not in report.summary()
         assert len(loop._passes.calls._traces) == traces
         found.append(copies(loop))
         set_values(loop, first)
@@ -143,11 +111,5 @@ def test_a_failed_rehearsal_restores_as_well(make_loop: Any, numbers: Any, copie
             return tf.identity(y_pred[:, 0])
 
     loop = make_loop(("mirrored", 2), line_net, loss=fails_in_training)
-    before = copies(loop)
-    _seed_all()
-    expected = _draws()
-    _seed_all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
+    with _nothing_is_left(loop, copies), pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
         loop.warm_up(plain_dataset(*numbers, batch=12))
-    np.testing.assert_equal(_draws(), expected)
-    np.testing.assert_equal(before, copies(loop))

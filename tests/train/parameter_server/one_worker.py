@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
 from sections import run
 
 import mirrorkit as mk
-
-sys.path.append(str(Path(__file__).parents[1] / "replica_code"))
-import own_models
 
 cluster = mk.testing.local_cluster(workers=1, ps=2)
 servers = mk.strategy.create("parameter_server", cluster=cluster)
@@ -79,20 +73,6 @@ def one_line():
     return compared(train)
 
 
-def own_step():
-    """A model's own `train_step` with one update, with options that it knows nothing of."""
-
-    def train(strategy):
-        with strategy.scope():
-            model = own_models.MODELS["distillation"]()
-        data = mk.data.batches(mk.data.arrays(*own_models.data(60)), global_batch_size=16, shuffle=True)
-        step = mk.train.Step.from_compiled(model, ema=0.9, clip_norm=0.1, accumulate=2)
-        report = mk.train.Loop(strategy, step).fit(data, epochs=2, verbose=0)
-        return values(step), report.history
-
-    return compared(train)
-
-
 class Pieces(keras.utils.PyDataset):
     def __len__(self):
         return 3
@@ -140,4 +120,4 @@ def table():
     }
 
 
-run(accumulated, one_line, own_step, larger_models, table)
+run(accumulated, one_line, larger_models, table)

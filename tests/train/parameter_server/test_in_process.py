@@ -44,7 +44,7 @@ def test_predictions_come_in_the_order_of_the_data(two_workers):
 
 @pytest.mark.slow
 def test_no_number_is_drawn_twice_and_state_outside_of_training_is_refused(two_workers_more):
-    assert "counts/mean" in (found := two_workers_more("draws")), found
+    assert "mean/kept" in (found := two_workers_more("draws")), found
     assert "ParameterServerStrategyV2 does not write" in found
 
 
@@ -81,11 +81,6 @@ def test_one_worker_does_what_one_device_does(one_worker):
     found = one_worker("accumulated")
     assert found["values"] > 20, "with statistics, slots and averages"
     assert found["largest"] < 2e-5
-
-
-@pytest.mark.slow
-def test_a_models_own_step_makes_on_one_worker_what_it_makes_on_one_device(one_worker):
-    assert one_worker("own_step")["largest"] < 2e-5
 
 
 def test_the_one_line_does_on_one_worker_what_it_does_on_one_device(one_worker):

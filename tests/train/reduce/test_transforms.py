@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from step_helpers import Noise, RunningMean, cut, numbers_of, train
-from training_helpers import THREE, adam, largest_difference, line_net, plain_dataset, sequential
+from training_helpers import THREE, At, Interrupted, adam, largest_difference, line_net, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -61,12 +61,6 @@ def test_the_global_gradient_is_clipped_then_transformed(make_loop: Any, numbers
     assert largest_difference([*loop.step.model.get_weights(), *_states(loop)], [kernel, bias, *means, 2]) < 1e-5
 
 
-class _Leave(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch >= 2:
-            raise KeyboardInterrupt
-
-
 class Alternating(keras.Model):  # two optimizers in turn, each for half of the model
     def __init__(self) -> None:
         super().__init__()
@@ -85,42 +79,20 @@ class Alternating(keras.Model):  # two optimizers in turn, each for half of the 
         return {"loss": loss}
 
 
-def _with_variables(strategy_of: Any, where: Any, **options: Any) -> Any:
-    keras.utils.set_random_seed(0)
-    strategy = strategy_of(*where)
-    with strategy.scope():
-        model = Alternating()
-    return mk.train.Loop(strategy, mk.train.Step.from_compiled(model, **options))
-
-
-@pytest.mark.slow
-def test_each_optimizer_of_a_step_with_variables_has_a_state(strategy_of: Any, numbers: Any) -> None:
-    one = ("one_device", 1)
-    places = [(one, BOTH), (one, {**BOTH, "clip_norm": 0.01}), (one, {}), (THREE, BOTH)]
-    loops = [_with_variables(strategy_of, where, **options) for where, options in places]
-    for loop in loops:
-        loop.fit(plain_dataset(*numbers, batch=16), verbose=0)
-    alone, clipped, without, three = [loop.step.model.get_weights() for loop in loops]
-    assert largest_difference(alone, three) < 1e-6
-    assert largest_difference(_states(loops[0]), _states(loops[3])) < 1e-5
-    assert [int(_states(loops[0])[i]) for i in (2, 5)] == [3, 3]
-    assert min(largest_difference(alone, other) for other in (clipped, without)) > 1e-3
-
-
 @pytest.mark.parametrize("kind", [pytest.param("a function", marks=pytest.mark.slow), "with variables"])
-def test_a_resumed_run_comes_to_the_same_bits(make_loop: Any, strategy_of: Any, numbers: Any, tmp_path: Any, kind: str):
+def test_a_resumed_run_comes_to_the_same_bits(make_loop: Any, loop_over: Any, numbers: Any, tmp_path: Any, kind: str):
     def run(folder: str, *more: Any) -> Any:
         if kind == "a function":
             loop = make_loop(("mirrored", 2), _net, adam, **BOTH)
         else:
-            loop = _with_variables(strategy_of, ("mirrored", 2), **BOTH)
+            loop = loop_over(Alternating, **BOTH)
         callbacks = [mk.train.Checkpoints(tmp_path / folder, every=2), *more]
         loop.fit(plain_dataset(*numbers, batch=16), epochs=2, verbose=0, callbacks=callbacks)
         return [(path(one), one.value.numpy()) for one in loop.step.variables if "logs_of" not in path(one)]
 
     expected = run("whole")
-    with pytest.raises(KeyboardInterrupt):
-        run("broken", _Leave())
+    with pytest.raises(Interrupted):
+        run("broken", At("on_train_batch_end", 3))
     for (name, one), (_, other) in zip(expected, run("broken"), strict=True):
         assert np.array_equal(one, other), name
 

@@ -176,11 +176,6 @@ class InSixteenBits(Base):
         super().compile(keras.optimizers.LossScaleOptimizer(optimizer))
 
 
-class RunsEagerly(Base):
-    def compile(self, optimizer):
-        super().compile(optimizer, run_eagerly=True)
-
-
 class Accumulates(Base):
     def compile(self, optimizer):
         super().compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))

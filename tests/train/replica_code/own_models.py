@@ -245,32 +245,6 @@ class Critic(keras.Model):
         return {"loss": self.tracker.result(), "auc": self.auc.result(), "rate": self.optimizer.learning_rate}
 
 
-class Late(keras.Model):
-    """Not built before its first batch; its step, a tf.function, takes compile's loss and metrics."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = L.Dense(8, "tanh"), L.Dense(3)
-
-    def call(self, x):
-        return self.two(self.one(x))
-
-    @tf.function
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=y_pred)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, y_pred)
-        return {m.name: m.result() for m in self.metrics}
-
-
 class InLoops(keras.Model):
     """A metric that is updated row by row, and again: replicas have unequal numbers of rows."""
 
@@ -292,20 +266,6 @@ class InLoops(keras.Model):
     def _noted(self, error):
         self.error.update_state(tf.reshape(error, [1]), sample_weight=[2.0])
         return error
-
-
-class Weighted(keras.Model):
-    """A mean that is divided by the sum of the weights, of which replicas have unequal shares."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = dense(6, 8, 3)
-
-    def call(self, x):
-        return self.net(x)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=tf.abs(x[:, 0]), training=training)
 
 
 def made(kind, **compiled):
@@ -338,13 +298,9 @@ MODELS = {
     ),
     "mean_teacher": made(MeanTeacher, optimizer=lambda: keras.optimizers.AdamW(1e-2)),
     "critic": made(Critic, optimizer=adam()),
-    "late": made(Late, optimizer=adam(), loss=lambda: "mse", metrics=lambda: ["mae"]),
     "tracks": made(Tracks, optimizer=adam()),
     "reshapes": made(Reshapes, optimizer=sgd(0.1), loss=lambda: "mse"),
     "synchronized": made(Synchronized, optimizer=sgd(0.05)),
-    "weighted": made(
-        Weighted, optimizer=sgd(0.1), loss=lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    ),
     "in_loops": made(InLoops, optimizer=sgd(0.1)),
 }
 

@@ -9,8 +9,8 @@ import numpy as np
 import own_models
 import pytest
 import tensorflow as tf
-from test_own_train_step import EPOCHS, keras_run, largest, loop_of
-from training_helpers import plain_dataset
+from test_own_train_step import EPOCHS, keras_run, largest
+from training_helpers import At, Interrupted, plain_dataset
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -23,9 +23,9 @@ def _dataset(rows: int = 50) -> Any:
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_validation_is_by_its_own_test_step(strategy_of: Any, replicas: int) -> None:
+def test_validation_is_by_its_own_test_step(loop_over: Any, replicas: int) -> None:
     history, _ = keras_run(own_models.MODELS["vae"], validation=_dataset(41))
-    loop = loop_of(own_models.MODELS["vae"], strategy_of("mirrored" if replicas > 1 else "one_device", replicas))
+    loop = loop_over(own_models.MODELS["vae"], ("mirrored" if replicas > 1 else "one_device", replicas))
     report = loop.fit(_dataset(), epochs=EPOCHS, validation_data=_dataset(41), verbose=0)
     assert report.history.keys() == history.keys()
     for name in history:
@@ -59,10 +59,10 @@ def _unlabelled(take: Any) -> Any:
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_it_gets_a_tuple_of_one_as_from_keras(strategy_of: Any, replicas: int) -> None:
+def test_it_gets_a_tuple_of_one_as_from_keras(loop_over: Any, replicas: int) -> None:
     """`(x,)` of a dataset, which `data[0]` takes a row of where it is `x`; of arrays `x`, as from Keras's fit."""
     x, _ = own_models.data()
-    tuples, strategy = tf.data.Dataset.from_tensor_slices((x,)).batch(16), strategy_of("mirrored", replicas)
+    tuples = tf.data.Dataset.from_tensor_slices((x,)).batch(16)
     arrays = mk.data.batches(mk.data.arrays(x), global_batch_size=16, shuffle=False, drop_remainder=False)
     whole = mk.data.from_function(lambda shard, shards: tuples, global_batch_size=16, steps_per_epoch=3)
     for data, of_keras, take in (
@@ -72,14 +72,13 @@ def test_it_gets_a_tuple_of_one_as_from_keras(strategy_of: Any, replicas: int) -
     ):
         expected = _unlabelled(take)
         expected.fit(of_keras, batch_size=16 if of_keras is x else None, shuffle=False, verbose=0)
-        with strategy.scope():
-            model = _unlabelled(take)
-        mk.train.Loop(strategy, mk.train.Step.from_compiled(model)).fit(data, verbose=0)
-        assert largest(model.net.get_weights()[0], expected.net.get_weights()[0]) < 1e-6  # measured: 6e-8
+        loop = loop_over(lambda take=take: _unlabelled(take), ("mirrored", replicas))
+        loop.fit(data, verbose=0)
+        assert largest(loop.step.model.net.get_weights()[0], expected.net.get_weights()[0]) < 1e-6  # measured: 6e-8
 
 
-def test_metrics_given_to_compile_are_those_of_all_rows(strategy_of: Any) -> None:
-    loop = loop_of(own_models.MODELS["distillation"], strategy_of("mirrored", 2))
+def test_metrics_given_to_compile_are_those_of_all_rows(loop_over: Any) -> None:
+    loop = loop_over(own_models.MODELS["distillation"])
     _, y = own_models.data(41)
     found = loop.evaluate(_dataset(41))
     outputs = loop.predict(_dataset(41))
@@ -104,17 +103,15 @@ class _DrawsAll(faulty_models.DropsAndNormalizes):
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", [_DrawsAll, faulty_models.DrawsNoise])  # with variables, and as a function
-def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, kind: Any, replicas: int) -> None:
-    strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
-
+def test_a_run_goes_on_with_the_same_bits(loop_over: Any, tmp_path: Any, kind: Any, replicas: int) -> None:
     def run(*callbacks: Any) -> Any:
-        loop = loop_of(lambda: faulty_models.compiled(kind), strategy)
+        loop = loop_over(lambda: faulty_models.compiled(kind), ("mirrored" if replicas > 1 else "one_device", replicas))
         data = mk.data.batches(mk.data.arrays(*own_models.data()), global_batch_size=16, shuffle=True, seed=1)
         return loop, loop.fit(data, epochs=2, callbacks=list(callbacks), verbose=0).history
 
     whole, expected = run()
-    with pytest.raises(KeyboardInterrupt):
-        run(mk.train.Checkpoints(tmp_path, every=3), _BreakAt(5))
+    with pytest.raises(Interrupted):
+        run(mk.train.Checkpoints(tmp_path, every=3), At("on_train_batch_end", 5))
     again, history = run(mk.train.Checkpoints(tmp_path, every=3))
     if kind is _DrawsAll:
         assert float(copies(again.step.model.seen)[-1]) == 8
@@ -127,11 +124,9 @@ def test_a_run_goes_on_with_the_same_bits(strategy_of: Any, tmp_path: Any, kind:
 
 
 @pytest.mark.slow
-def test_it_is_restored_after_it_has_seen_data(strategy_of: Any, tmp_path: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    first = loop_of(own_models.MODELS["vae"], strategy)
+def test_it_is_restored_after_it_has_seen_data(loop_over: Any, tmp_path: Any) -> None:
+    first, loop = (loop_over(own_models.MODELS["vae"]) for _ in range(2))
     first.fit(_dataset(), epochs=1, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    loop = loop_of(own_models.MODELS["vae"], strategy)
     with pytest.raises(StepError, match=r"VAE.*loop\.warm_up"):
         loop.restore(tmp_path)
     loop.warm_up(_dataset())
@@ -155,32 +150,21 @@ class _Sixteen(faulty_models.Base):
         self.net = keras.Sequential([keras.Input((6,)), self.means, keras.layers.Dense(3)])
 
 
-def test_a_layer_of_mixed_precision_assigns_its_state(strategy_of: Any) -> None:
-    loop = loop_of(lambda: faulty_models.compiled(_Sixteen), strategy_of("mirrored", 2))
+def test_a_layer_of_mixed_precision_assigns_its_state(loop_over: Any) -> None:
+    loop = loop_over(lambda: faulty_models.compiled(_Sixteen))
     x = np.arange(48, dtype="float32").reshape(8, 6) % 7  # of which 16 bits hold every mean
     loop.fit(plain_dataset(x, x[:, :3], batch=8), epochs=1, verbose=0)
     for copy in copies(loop.step.model.means.means):
         np.testing.assert_array_equal(copy.numpy(), np.mean(x, 0))
 
 
-class _BreakAt(keras.callbacks.Callback):  # type: ignore[name-defined, misc]
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-def test_one_copy_for_all_replicas_is_refused(strategy_of: Any) -> None:
+def test_one_copy_for_all_replicas_is_refused(loop_over: Any) -> None:
     with pytest.raises(StepError, match=r"CentralStorageStrategy has one copy.*WGAN.*after the update"):
-        loop_of(own_models.MODELS["wgan"], strategy_of("central_storage", 2)).fit(_dataset(), verbose=0)
+        loop_over(own_models.MODELS["wgan"], ("central_storage", 2)).fit(_dataset(), verbose=0)
 
 
-def test_to_evaluate_or_predict_it_needs_a_call(strategy_of: Any) -> None:
-    loop = loop_of(own_models.MODELS["wgan"], strategy_of("mirrored", 2))
+def test_to_evaluate_or_predict_it_needs_a_call(loop_over: Any) -> None:
+    loop = loop_over(own_models.MODELS["wgan"])
     with pytest.raises(StepError, match="neither `call` nor `test_step`"):
         loop.evaluate(_dataset())
     with pytest.raises(StepError, match="neither `call` nor `predict_step`"):
@@ -199,9 +183,9 @@ class _Switches(faulty_models.Base):
         return super().train_step(data)
 
 
-def test_layers_frozen_behind_its_back(strategy_of: Any) -> None:
+def test_layers_frozen_behind_its_back(loop_over: Any) -> None:
     """Only its own step may switch `trainable`."""
-    loop = loop_of(lambda: faulty_models.compiled(_Switches), strategy_of("mirrored", 2))
+    loop = loop_over(lambda: faulty_models.compiled(_Switches))
     loop.fit(_dataset(), epochs=2, verbose=0)
     loop.step.model.net.layers[1].trainable = False
     with pytest.raises(StepError, match=r"`trainable` of '.*' was changed since"):
@@ -216,8 +200,8 @@ class _Unused(faulty_models.Base):
 
 
 @pytest.mark.slow
-def test_weights_without_a_gradient_are_named_as_by_keras(strategy_of: Any) -> None:
-    loop = loop_of(lambda: faulty_models.compiled(_Unused), strategy_of("mirrored", 2))
+def test_weights_without_a_gradient_are_named_as_by_keras(loop_over: Any) -> None:
+    loop = loop_over(lambda: faulty_models.compiled(_Unused))
     with pytest.warns(UserWarning, match="Gradients do not exist") as ours:
         loop.fit(_dataset(), epochs=2, verbose=0)  # with a smaller last batch
     keras.utils.set_random_seed(0)
@@ -229,18 +213,10 @@ def test_weights_without_a_gradient_are_named_as_by_keras(strategy_of: Any) -> N
     assert expected[0].startswith(said[0])
 
 
-def test_options_of_a_step_are_refused(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = own_models.MODELS["wgan"]()
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, clip_norm=1.0, accumulate=2))
+def test_options_of_a_step_are_refused(loop_over: Any) -> None:
+    loop = loop_over(own_models.MODELS["wgan"], clip_norm=1.0, accumulate=2)
     with pytest.raises(StepError, match=r"given accumulate for WGAN.*reads the weight '.*' after the update"):
         loop.fit(_dataset(), verbose=0)
-
-
-def test_it_is_compiled() -> None:
-    with pytest.raises(StepError, match="RunsEagerly was compiled with run_eagerly=True"):
-        mk.train.Step.from_compiled(faulty_models.compiled(faulty_models.RunsEagerly))
 
 
 def test_it_is_no_step_of_a_custom_training_loop(strategy_of: Any) -> None:
@@ -251,7 +227,7 @@ def test_it_is_no_step_of_a_custom_training_loop(strategy_of: Any) -> None:
         step.build(strategy)
 
 
-def test_averages_are_refused(strategy_of: Any) -> None:
-    loop = loop_of(own_models.MODELS["mean_teacher"], strategy_of("one_device", 1))
+def test_averages_are_refused(loop_over: Any) -> None:
+    loop = loop_over(own_models.MODELS["mean_teacher"], ("one_device", 1))
     with pytest.raises(StepError, match="train_step of its own"):
         loop.fit(_dataset(), validation_data=_dataset(), validation_averaged=True, verbose=0)

@@ -80,7 +80,7 @@ class MeanOfTwo(keras.Sequential):  # type: ignore[misc]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [keras.Sequential, MeanOfTwo], ids=["one update", "two updates"])
-def test_another_thread_calls_a_tf_function_while_a_model_is_traced(kind: Any, strategy_of: Any) -> None:
+def test_another_thread_calls_a_tf_function_while_a_model_is_traced(kind: Any, loop_over: Any) -> None:
     """It is a graph there, and not Python that runs at once."""
     eagerly: list[bool] = []
 
@@ -95,26 +95,23 @@ def test_another_thread_calls_a_tf_function_while_a_model_is_traced(kind: Any, s
                 other.submit(lambda: of_another(tf.constant(1.0))).result()
             return x
 
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
+    def made() -> Any:
         model = kind([keras.Input((4,)), Meanwhile(), L.Dense(1)])
         model.compile("sgd", "mse")
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+        return model
+
+    loop = loop_over(made)
     loop.fit(_data(), verbose=0)
     loop.predict(_data())
     assert eagerly == [False]
 
 
-def test_it_predicts_with_the_present_weights(strategy_of: Any) -> None:
-    strategy = strategy_of("one_device", 1)
-    with strategy.scope():
-        model = _compiled(Traced)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
-    data = _data()
+def test_it_predicts_with_the_present_weights(loop_over: Any) -> None:
+    loop, data = loop_over(lambda: _compiled(Traced), ("one_device", 1)), _data()
     before = loop.predict(data)
     loop.fit(data, verbose=0)
     after = loop.predict(data)
-    np.testing.assert_allclose(after, keras.ops.convert_to_numpy(model(X)), atol=1e-6)
+    np.testing.assert_allclose(after, keras.ops.convert_to_numpy(loop.step.model(X)), atol=1e-6)
     assert np.abs(after - before).max() > 1e-3
 
 

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from training_helpers import plain_dataset
 
-import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce import reduction
 from mirrorkit.train.step.global_batch import HostBatch
@@ -50,13 +49,11 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name f
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_for_each_update_and_one_for_the_logs(
-    strategy_of: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    loop_over: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    strategy, sent = strategy_of("mirrored", 2), list[Any]()
-    with strategy.scope():
-        step = mk.train.Step.from_compiled(MODELS[name]())
+    loop, sent = loop_over(MODELS[name]), list[Any]()
     spec = plain_dataset(*own_models.data(), batch=16).element_spec
-    built = step.for_loop(strategy, spec)
+    built = loop.step.for_loop(loop.strategy, spec)
     assert type(built) is KerasStep
     built.prepare(spec)
     send = reduction._sum
@@ -77,13 +74,14 @@ class KeepsASize(keras.Sequential):  # type: ignore[misc]
         return super().train_step(data) | {"rate": self.optimizer.learning_rate}
 
 
-def test_constants_of_unequal_shares_are_combined(strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
+def test_constants_of_unequal_shares_are_combined(loop_over: Any) -> None:
+    def made() -> Any:
         model = KeepsASize()
         model.compile("sgd", "mse")
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked="rows"))
+        return model
+
+    loop = loop_over(made, unchecked="rows")
     data = tf.data.Dataset.from_tensor_slices(own_models.data(15))
     loop.fit(data.batch(15, drop_remainder=True), verbose=0)
     expected = (8 * 8 + 7 * 7) / 15
-    assert [float(copy) for copy in copies(model.rows)] == pytest.approx([expected, expected])
+    assert [float(copy) for copy in copies(loop.step.model.rows)] == pytest.approx([expected, expected])

@@ -20,7 +20,7 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.supervised import Supervised
 from mirrorkit.variables import copies
 
-ONE_UPDATE = {"vae", "distillation", "late", "reshapes", "weighted"}
+ONE_UPDATE = {"vae", "distillation", "reshapes"}
 
 
 def _dataset(rows: int = 50) -> Any:
@@ -28,12 +28,10 @@ def _dataset(rows: int = 50) -> Any:
 
 
 @pytest.mark.parametrize("name", own_models.MODELS)
-def test_which_steps_are_functions(strategy_of: Any, name: str) -> None:
+def test_which_steps_are_functions(loop_over: Any, name: str) -> None:
     """The others make several updates, read weights after one, or write what Keras knows nothing of."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        step = mk.train.Step.from_compiled(own_models.MODELS[name]())
-    built = step.for_loop(strategy, _dataset().element_spec)
+    loop = loop_over(own_models.MODELS[name])
+    built = loop.step.for_loop(loop.strategy, _dataset().element_spec)
     assert type(built) is (Supervised if name in ONE_UPDATE else KerasStep)
 
 
@@ -170,19 +168,16 @@ def _tagged(kind: Any, weighted: bool) -> Any:
         pytest.param(TwoUpdates, True, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_mean_under_a_mask_is_that_of_all_rows(strategy_of: Any, kind: Any, weighted: bool, replicas: int) -> None:
+def test_a_mean_under_a_mask_is_that_of_all_rows(loop_over: Any, kind: Any, weighted: bool, replicas: int) -> None:
     rng = np.random.default_rng(0)
     lengths = np.linspace(1, 8, 50).astype(int)  # the first replica has the shortest
     x = np.where(np.arange(8) < lengths[:, None], rng.integers(1, 20, (50, 8)), 0)
     parts = [x, rng.integers(0, 3, (50, 8)), *([rng.uniform(size=(50, 8))] * weighted)]
     expected = _tagged(kind, weighted)
     history = expected.fit(plain_dataset(*parts, batch=16), epochs=2, verbose=0).history
-    strategy = strategy_of("mirrored", replicas)
-    with strategy.scope():
-        model = _tagged(kind, weighted)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    loop = loop_over(lambda: _tagged(kind, weighted), ("mirrored", replicas))
     found = loop.fit(plain_dataset(*parts, batch=16), epochs=2, verbose=0).history
-    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+    for one, other in zip(loop.step.model.get_weights(), expected.get_weights(), strict=True):
         assert largest(one, other) < 2e-6
     assert largest(found["loss"], history["loss"]) < 2e-6
 
@@ -206,6 +201,11 @@ class Base(own_models.Tracked):
         with tf.GradientTape() as tape:
             loss = self.before(tf.reduce_mean((self.net(x) - y) ** 2))
         return self.update(tape, loss)
+
+
+def _compiled(kind: Any) -> Any:
+    """Return what makes such a model, and compiles it."""
+    return own_models.made(kind, optimizer=lambda: keras.optimizers.SGD(0.1))
 
 
 class Assigns(Base):
@@ -380,11 +380,9 @@ REASONS = {
 
 @pytest.mark.parametrize("kind", [Base, *REASONS])
 def test_why_a_step_is_no_function(kind: Any) -> None:
-    model = kind()
-    model.compile(keras.optimizers.SGD(0.1))
-    own = OwnStep(model, replicas=2)
+    own = OwnStep(_compiled(kind)(), replicas=2)
     if kind is Base:
-        assert own.found("train", own_models.data(4)).optimizer is model.optimizer
+        assert isinstance(own.found("train", own_models.data(4)).optimizer, keras.optimizers.SGD)
         return
     with pytest.raises(NotAFunction, match=REASONS[kind]):
         own.found("train", own_models.data(4))
@@ -411,8 +409,7 @@ def test_the_trace_of_keras_own_step_takes_no_gradient(by_user: bool) -> None:
 
 
 def test_data_that_no_function_takes() -> None:
-    model = Base()
-    model.compile(keras.optimizers.SGD(0.1))
+    model = _compiled(Base)()
     for data in (
         tf.ragged.constant([[1.0]]),
         tf.RaggedTensorSpec([None, None]),
@@ -423,19 +420,16 @@ def test_data_that_no_function_takes() -> None:
             OwnStep(model, replicas=2).found("train", (data, data))
 
 
-def test_a_prediction_before_the_training_decides_nothing(strategy_of: Any) -> None:
+def test_a_prediction_before_the_training_decides_nothing(loop_over: Any) -> None:
     """`x` alone does not train, and tells nothing of the step."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = own_models.MODELS["distillation"]()
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
+    loop = loop_over(own_models.MODELS["distillation"])
     x, y = own_models.data(32)
     assert loop.predict(x).shape == (32, 3)
-    assert type(loop.step.for_loop(strategy)) is KerasStep
+    assert type(loop.step.for_loop(loop.strategy)) is KerasStep
     loop.fit(x, y, batch_size=16, verbose=0)
-    assert type(loop.step.for_loop(strategy)) is Supervised
+    assert type(loop.step.for_loop(loop.strategy)) is Supervised
     loop.predict(x)
-    assert type(loop.step.for_loop(strategy)) is Supervised
+    assert type(loop.step.for_loop(loop.strategy)) is Supervised
 
 
 class Draws(Base):
@@ -456,14 +450,10 @@ class Draws(Base):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_each_step_draws_other_numbers(strategy_of: Any, replicas: int) -> None:
-    strategy = strategy_of("mirrored" if replicas > 1 else "one_device", replicas)
-    with strategy.scope():
-        model = Draws()
-        model.compile(keras.optimizers.SGD(0.1))
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked="rows"))
+def test_each_step_draws_other_numbers(loop_over: Any, replicas: int) -> None:
+    loop = loop_over(_compiled(Draws), ("mirrored" if replicas > 1 else "one_device", replicas), unchecked="rows")
     drawn = loop.fit(_dataset(16), epochs=5, verbose=0).history["drawn"]  # an epoch has one step
-    assert type(loop.step.for_loop(strategy)) is Supervised
+    assert type(loop.step.for_loop(loop.strategy)) is Supervised
     assert len(set(drawn)) == 5
 
 
@@ -487,19 +477,11 @@ class Watches(Base):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_tapes_watch_what_they_watch_in_keras(strategy_of: Any) -> None:
-    def made() -> Any:
-        keras.utils.set_random_seed(0)
-        model = Watches()
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
-
-    expected, strategy = made(), strategy_of("one_device", 1)
+def test_tapes_watch_what_they_watch_in_keras(loop_over: Any) -> None:
+    keras.utils.set_random_seed(0)
+    expected, loop = _compiled(Watches)(), loop_over(_compiled(Watches), ("one_device", 1))
     expected.fit(_dataset(), verbose=0)
-    with strategy.scope():
-        model = made()
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
     loop.fit(_dataset(), verbose=0)
-    assert type(loop.step.for_loop(strategy)) is Supervised
-    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+    assert type(loop.step.for_loop(loop.strategy)) is Supervised
+    for one, other in zip(loop.step.model.get_weights(), expected.get_weights(), strict=True):
         assert largest(one, other) < 1e-6

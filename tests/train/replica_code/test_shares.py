@@ -9,7 +9,6 @@ import own_models
 import pytest
 import tensorflow as tf
 from own_models import WGAN
-from test_own_train_step import loop_of
 from training_helpers import plain_dataset
 
 import mirrorkit as mk
@@ -22,8 +21,8 @@ def _dataset() -> Any:
 
 
 @pytest.mark.parametrize("kind", faulty_models.FAULTY, ids=lambda kind: kind.__name__)
-def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any) -> None:
-    loop = loop_of(lambda: faulty_models.compiled(kind), strategy_of("mirrored", 2))
+def test_a_step_that_is_no_mean_over_rows_is_refused(loop_over: Any, kind: Any) -> None:
+    loop = loop_over(lambda: faulty_models.compiled(kind))
     before = [variable.numpy() for variable in loop.step.model.trainable_variables]
     with pytest.raises(StepError, match=faulty_models.FAULTY[kind].format(kind.__name__)):
         loop.fit(_dataset(), epochs=1, verbose=0)
@@ -43,7 +42,7 @@ def test_a_step_that_is_no_mean_over_rows_is_refused(strategy_of: Any, kind: Any
         ),
     ],
 )
-def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas: int) -> None:
+def test_a_step_that_draws_is_not_refused(loop_over: Any, kind: Any, replicas: int) -> None:
     def make() -> Any:
         if issubclass(kind, WGAN):
             model = kind()
@@ -51,20 +50,20 @@ def test_a_step_that_draws_is_not_refused(strategy_of: Any, kind: Any, replicas:
             return model
         return faulty_models.compiled(kind)
 
-    loop = loop_of(make, strategy_of("mirrored", replicas))
+    loop = loop_over(make, ("mirrored", replicas))
     loop.fit(_dataset(), epochs=1, verbose=0)
-    mk.checks.in_sync(strategy_of("mirrored", replicas), loop.step)
+    mk.checks.in_sync(loop.strategy, loop.step)
 
 
-def test_batches_of_as_many_rows_as_replicas_are_compared(strategy_of: Any) -> None:
-    loop = loop_of(lambda: faulty_models.compiled(faulty_models.SumOfRows), strategy_of("mirrored", 2))
+def test_batches_of_as_many_rows_as_replicas_are_compared(loop_over: Any) -> None:
+    loop = loop_over(lambda: faulty_models.compiled(faulty_models.SumOfRows))
     with pytest.raises(StepError, match="gives its update 1 gradients"):
         loop.fit(plain_dataset(*own_models.data(2), batch=2), epochs=1, verbose=0)
 
 
-def test_ragged_rows_are_refused_by_name(strategy_of: Any) -> None:
+def test_ragged_rows_are_refused_by_name(loop_over: Any) -> None:
     """Of a step with several updates."""
-    loop = loop_of(lambda: faulty_models.compiled(faulty_models.SumInTheTracker), strategy_of("mirrored", 2))
+    loop = loop_over(lambda: faulty_models.compiled(faulty_models.SumInTheTracker))
     x, y = own_models.data(8)
     ragged = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(x), y)).batch(4)
     with pytest.raises(StepError, match="RaggedTensors"):
@@ -73,10 +72,7 @@ def test_ragged_rows_are_refused_by_name(strategy_of: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [faulty_models.SumInTheTracker, faulty_models.SumOfRows])
-def test_the_check_can_be_left_out(strategy_of: Any, kind: Any) -> None:
+def test_the_check_can_be_left_out(loop_over: Any, kind: Any) -> None:
     """Of a step with several updates, and of one that is a function."""
-    strategy = strategy_of("mirrored", 2)
-    with strategy.scope():
-        model = faulty_models.compiled(kind)
-    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked="rows"))
+    loop = loop_over(lambda: faulty_models.compiled(kind), unchecked="rows")
     assert loop.fit(_dataset(), epochs=1, verbose=0).history

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from step_helpers import with_policy
 from training_helpers import plain_dataset, sequential
 
@@ -46,12 +45,6 @@ def net() -> Any:
     return sequential((4,), Remembers(), L.Dense(1))
 
 
-def loop_of(strategy: tf.distribute.Strategy, **options: Any) -> mk.train.Loop:
-    with strategy.scope():
-        step = mk.train.Step(net(), keras.optimizers.SGD(0.1), loss="mse", **options)
-    return mk.train.Loop(strategy, step)
-
-
 def data(kind: str = "dataset") -> Any:
     if kind == "resident":
         return mk.data.resident(mk.data.arrays(X, X[:, :1]), global_batch_size=8)
@@ -82,8 +75,8 @@ def assert_state(loop: mk.train.Loop, values: list[np.ndarray]) -> None:
     ],
     ids=str,
 )
-def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strategy_of: Any) -> None:
-    loop = loop_of(strategy_of(*where))
+def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, make_loop: Any) -> None:
+    loop = make_loop(where, net)
     loop.evaluate(data(kind))
     assert_state(loop, expected(1))
     predicted = loop.predict(data(kind))
@@ -94,9 +87,9 @@ def test_evaluate_and_predict_write_as_keras_does(where: Any, kind: str, strateg
 
 
 @pytest.mark.slow
-def test_state_of_half_precision(strategy_of: Any) -> None:
+def test_state_of_half_precision(make_loop: Any) -> None:
     with with_policy("mixed_bfloat16"):
-        loop = loop_of(strategy_of("mirrored", 2))
+        loop = make_loop(("mirrored", 2), net)
         loop.predict(data())
     assert int(loop.step.model.layers[0].calls.numpy()) == 4
     np.testing.assert_allclose(loop.step.model.layers[0].mean.numpy(), expected(1)[0], rtol=0.05)
@@ -104,7 +97,7 @@ def test_state_of_half_precision(strategy_of: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["evaluate", pytest.param("predict", marks=pytest.mark.slow)])
-def test_refused_where_replicas_have_no_copies(what: str, strategy_of: Any) -> None:
-    loop = loop_of(strategy_of("central_storage", 2))
+def test_refused_where_replicas_have_no_copies(what: str, make_loop: Any) -> None:
+    loop = make_loop(("central_storage", 2), net)
     with pytest.raises(StepError, match=r"remembers.*/calls.*CentralStorageStrategy"):
         getattr(loop, what)(data())

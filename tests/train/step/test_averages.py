@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import cut, numbers_of, train
+from step_helpers import numbers_of
 from training_helpers import line_net, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -49,53 +49,6 @@ def test_averages_that_are_not_there(make_loop: Any, numbers: Any) -> None:
 
 
 # --- layer state
-
-
-def _normalized() -> Any:
-    frozen = sequential((4,), L.Dense(4, name="frozen"), L.BatchNormalization(name="frozen_norm"))
-    frozen.trainable = False
-    return sequential((4,), frozen, L.Dense(5), L.BatchNormalization(momentum=0.5, name="norm"), Shift(), L.Dense(1))
-
-
-class Shift(L.Layer):
-    """Has state that no update writes, with a value of which there is no average."""
-
-    def build(self, shape: Any) -> None:
-        self.shift = self.add_weight(shape=(5,), initializer="zeros", trainable=False, name="shift")
-        self.shift.assign([-np.inf, 0, 0, 0, 0])
-
-    def call(self, x: Any) -> Any:
-        return tf.nn.softmax(x + self.shift)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"shard_optimizer": True}, marks=pytest.mark.slow)],
-    ids=["plain", "shard_optimizer"],
-)
-def test_statistics_have_averages_too(
-    options: dict[str, Any], make_loop: Any, numbers: Any, assert_replicas_equal: Any
-) -> None:
-    """The averages by hand, from the values after each update; a frozen layer has none."""
-    loop = make_loop(("mirrored", 2), _normalized, ema=0.7, **options)
-    model = loop.step.model
-    moving = [v for v in model.variables if "frozen" not in v.path]
-    expected: list[Any] = []
-    for batch in cut(*numbers, sizes=[20, 20, 20]):
-        train(loop, [batch])
-        new = numbers_of(moving)
-        expected = new if not expected else [0.7 * a + 0.3 * n for a, n in zip(expected, new, strict=True)]
-    assert sum("average/" in v.path for v in loop.step.variables) == len(moving)
-    model.layers[3].shift.assign([1.0, 2, 3, 4, -np.inf])  # by a callback, say; an update makes it the average
-    with loop.step.averaged():
-        assert_replicas_equal(loop)
-        found = dict(zip([v.path for v in moving], numbers_of(moving), strict=True))
-    for variable, value in zip(moving, expected, strict=True):
-        np.testing.assert_allclose(found[variable.path], value, rtol=1e-5, atol=1e-6, err_msg=variable.path)
-    train(loop, cut(*numbers, sizes=[20]))
-    with loop.step.averaged():
-        np.testing.assert_array_equal(model.layers[3].shift.numpy(), [1.0, 2, 3, 4, -np.inf])
 
 
 def test_a_model_that_another_step_trains_has_no_averages(strategy_of: Any) -> None:

@@ -22,14 +22,11 @@ def _data() -> Any:
     return mk.data.batches(mk.data.arrays(x, x[:, :1] - x[:, 1:2]), global_batch_size=8, shuffle=True)
 
 
-def _weights(strategy: Any, optimizer: Any, *layers: Any, steps_per_call: Any = "auto", **options: Any) -> list[Any]:
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = sequential((4,), L.Dense(6), *(make() for make in layers), L.Dense(1))
-        step = mk.train.Step(model, optimizer(), loss="mse", **options)
-    loop = mk.train.Loop(strategy, step, steps_per_call=steps_per_call)
+def _weights(make_loop: Any, optimizer: Any, *layers: Any, **options: Any) -> list[Any]:
+    net = lambda: sequential((4,), L.Dense(6), *(make() for make in layers), L.Dense(1))  # noqa: E731
+    loop = make_loop(("mirrored", 2), net, optimizer, **options)
     loop.fit(_data(), epochs=2, verbose=0)
-    return [np.asarray(weight) for weight in model.get_weights()]
+    return loop.step.model.get_weights()
 
 
 def _rising() -> Any:
@@ -50,17 +47,14 @@ def _decaying(cls: Any) -> Any:
     [{}, pytest.param({"accumulate": 2, "loss_scale": "dynamic"}, marks=pytest.mark.slow)],
     ids=["schedule", "accumulate and loss scale"],
 )
-def test_the_length_of_calls_changes_no_bit(options: Any, strategy_of: Any) -> None:
-    strategy = strategy_of("mirrored", 2)
-    np.testing.assert_equal(
-        *(_weights(strategy, _rising, lambda: L.Dropout(0.4), steps_per_call=n, **options) for n in (1, 4))
-    )
+def test_the_length_of_calls_changes_no_bit(options: Any, make_loop: Any) -> None:
+    drop = lambda: L.Dropout(0.4)  # noqa: E731
+    np.testing.assert_equal(*(_weights(make_loop, _rising, drop, steps_per_call=n, **options) for n in (1, 4)))
 
 
-def test_an_optimizer_of_ones_own_works_its_rate_out_itself(strategy_of: Any) -> None:
+def test_an_optimizer_of_ones_own_works_its_rate_out_itself(make_loop: Any) -> None:
     own, of_keras = (_decaying(cls) for cls in (AsksItsSchedule, keras.optimizers.SGD))
-    strategy = strategy_of("mirrored", 2)
-    np.testing.assert_equal(_weights(strategy, own), _weights(strategy, of_keras))
+    np.testing.assert_equal(_weights(make_loop, own), _weights(make_loop, of_keras))
 
 
 def test_each_step_draws_its_own_numbers(make_loop: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -274,3 +275,78 @@ def test_a_generator_that_a_layer_has_too(strategy_of: Any, x: np.ndarray) -> No
     names = [variable.path for variable in step.variables]
     assert len(set(names)) == len(names)
     assert step.model is net
+
+
+# --- several models: what callbacks and Keras's own ways meet
+
+
+ONES = mk.data.batches(mk.data.arrays(np.ones((16, 3), "float32")), global_batch_size=8)
+
+
+def named(name: str) -> Any:
+    return keras.Sequential([keras.Input((3,)), L.Dense(1)], name=name)
+
+
+def two(strategy: Any) -> mk.train.Step:
+    with strategy.scope():
+        one, other, optimizer = named("one"), named("other"), keras.optimizers.SGD(0.1)
+    other.trainable = False
+    return mk.train.Step.from_loss(
+        [one, other], optimizer, lambda batch: tf.reduce_sum((one(batch[0]) - other(batch[0])) ** 2, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (lambda model: model.generator, AttributeError, "several models, 'one', 'other', .* has no 'generator'"),
+        (lambda model: model.predict(np.ones((16, 3))), StepError, "predict was called on .* 'one', 'other'"),
+    ],
+    ids=["attribute", "predict"],
+)
+def test_a_callback_that_takes_them_for_one(strategy_of: Any, use: Any, error: Any, words: str) -> None:
+    class Monitor(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            use(self.model)
+
+    strategy = strategy_of("one_device", 1)
+    with pytest.raises(error, match=f"{words}.*Pass a callback the model that it needs"):
+        mk.train.Loop(strategy, two(strategy)).fit(ONES, callbacks=[Monitor()], verbose=0)
+
+
+def test_the_log_says_what_is_trained(strategy_of: Any, caplog: Any) -> None:
+    """A teacher whose weights an old script's tape left out would be trained silently, a model without an Input too."""
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        student, teacher = keras.Sequential([L.Dense(1)], name="student"), named("teacher")
+        other, optimizer = named("other"), keras.optimizers.SGD(0.1)
+    other.trainable = False
+
+    def loss_fn(batch: Any) -> Any:
+        return tf.reduce_sum((student(batch[0]) - teacher(batch[0]) - other(batch[0])) ** 2, 1)
+
+    step = mk.train.Step.from_loss([student, teacher, other], optimizer, loss_fn)
+    with caplog.at_level(logging.INFO, "mirrorkit"):
+        mk.train.Loop(strategy, step).fit(ONES, verbose=0)
+    assert "Step.from_loss trains student, teacher." in caplog.messages
+
+
+def test_a_compile_of_the_models_own(strategy_of: Any) -> None:
+    """It is not called: it may take other arguments than Keras's."""
+
+    class Distiller(keras.Sequential):
+        def compile(self, optimizer: Any, alpha: float) -> None:
+            raise NotImplementedError
+
+    strategy = strategy_of("one_device", 1)
+    with strategy.scope():
+        model, optimizer = Distiller([keras.Input((3,)), L.Dense(1)]), keras.optimizers.SGD(0.1)
+    step = mk.train.Step.from_loss(model, optimizer, lambda batch: tf.reduce_sum(model(batch[0]) ** 2, 1))
+    mk.train.Loop(strategy, step).fit(ONES, verbose=0)
+    assert model.optimizer is optimizer  # which callbacks look for
+
+
+def test_a_model_in_place_of_a_step(strategy_of: Any) -> None:
+    strategy = strategy_of("one_device", 1)
+    with pytest.raises(StepError, match=r"Sequential is a Keras model, and Loop takes a step.*from_compiled"):
+        mk.train.Loop(strategy, named("net"))

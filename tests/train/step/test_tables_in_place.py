@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_helpers import BATCH, ROWS, SIZE, UNEVEN, WIDTH, WORDS, batches, fitted, net, words
+from table_helpers import BATCH, ROWS, SIZE, WIDTH, WORDS, fitted, net, words
 from training_helpers import values_of
 
 from mirrorkit._keras import keras
@@ -53,21 +53,6 @@ def test_rows_that_were_not_looked_up(name: str, how: Any, stay: bool, make_loop
     for old, new in pairs:
         assert np.array_equal(old[~is_seen], new[~is_seen]) is stay
         assert np.all(np.any(old[is_seen] != new[is_seen], 1))
-
-
-@pytest.mark.slow
-def test_a_step_reads_rows_where_others_do_too(make_loop: Any) -> None:
-    """Evaluation, prediction and the values of the model see what training wrote, and what was set."""
-    loop, data = make_loop(("mirrored", 2), net, _OPTIMIZERS["SGD"], sparse_embeddings=True), words(UNEVEN)
-    fitted(loop, data, epochs=1)
-    for again in (False, True):
-        if again:
-            loop.step.model.set_weights([np.full_like(value, 0.25) for value in loop.step.model.get_weights()])
-        by_keras = loop.step.model(data[0] % SIZE).numpy()
-        np.testing.assert_allclose(loop.predict(batches(*data)), by_keras, atol=1e-6)
-        expected = np.mean((by_keras - data[1]) ** 2)
-        assert loop.evaluate(batches(*data))["loss"] == pytest.approx(expected, rel=1e-5)
-    assert by_keras[0, 0] == 0.25 * 0.25 * WIDTH + 0.25
 
 
 def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
