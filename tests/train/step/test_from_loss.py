@@ -296,21 +296,14 @@ def two(strategy: Any) -> mk.train.Step:
     )
 
 
-@pytest.mark.parametrize(
-    ("use", "error", "words"),
-    [
-        (lambda model: model.generator, AttributeError, "several models, 'one', 'other', .* has no 'generator'"),
-        (lambda model: model.predict(np.ones((16, 3))), StepError, "predict was called on .* 'one', 'other'"),
-    ],
-    ids=["attribute", "predict"],
-)
-def test_a_callback_that_takes_them_for_one(strategy_of: Any, use: Any, error: Any, words: str) -> None:
+def test_a_callback_that_takes_them_for_one(strategy_of: Any) -> None:
     class Monitor(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            use(self.model)
+            _ = self.model.generator
 
     strategy = strategy_of("one_device", 1)
-    with pytest.raises(error, match=f"{words}.*Pass a callback the model that it needs"):
+    words = "several models, 'one', 'other', .* has no 'generator'.*Pass a callback the model that it needs"
+    with pytest.raises(AttributeError, match=words):
         mk.train.Loop(strategy, two(strategy)).fit(ONES, callbacks=[Monitor()], verbose=0)
 
 
