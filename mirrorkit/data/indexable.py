@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ def _elsewhere(items: Any) -> str | None:
     """Return what to do with an object that gives no examples by number, or not those that were meant; else None."""
     if isinstance(items, (str, bytes)):
         return "Files are read by mk.data.records; a class of your own may open what lies at a path"
+    if "keras" in sys.modules and isinstance(items, sys.modules["keras"].utils.PyDataset):
+        return "It gives whole batches. Give it a class whose __getitem__(i) returns example i, without a batch"
     if isinstance(items, (tuple, Mapping)) and not holds_arrays(items):
         return (
             "A tuple or dict must hold arrays with a row for each example. Take one part of a set, parts['train']; "

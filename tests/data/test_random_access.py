@@ -11,6 +11,7 @@ from own_items import Faulty, Items
 from recipe_helpers import SPLIT, assert_same, collect, contexts, joined
 
 from mirrorkit import data
+from mirrorkit._keras import keras
 from mirrorkit.errors import DataError, RecipeError
 from mirrorkit.train.input.source import source_of
 
@@ -162,3 +163,15 @@ def test_workers_with_other_items_notice_it():
     text = [data.source([letter, "b"], global_batch_size=1).identity(0, 0) for letter in "aac"]
     assert text[0] == text[1] != text[2]
     assert source_of(one).has_identity
+
+
+def test_batches_of_keras_are_refused():
+    class Own(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, number):
+            return np.zeros([8, 2]), np.zeros(8)
+
+    with pytest.raises(RecipeError, match=r"Own\b.*whole batches"):
+        data.source(Own(), global_batch_size=1)
