@@ -22,25 +22,30 @@ from mirrorkit.variables import copies
 
 _SMALL = 16  # numbers in a variable, at most, that may be a switch
 
-Check = Callable[..., bool | None]  # of a step, a global batch and the kind of pass; False: of too few rows to tell
+Check = Callable[..., bool]  # of a step, a global batch and the kind of pass; False: of rows that cannot tell
 
 
-def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], None] | None:
-    """Return what checks a global batch before the first pass of a kind of a `LoopStep`; None without need.
+def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], bool] | None:
+    """Return what checks a global batch before a pass of a kind of a `LoopStep`; None without need.
 
-    It is needed again where a variable has changed since that only evaluation or prediction may read. With `again`,
-    return what compares a batch with its parts later in the training, which `LaterChecks` asks for.
+    It returns whether the batch could tell a difference, and is needed until one could; then before the next pass, the
+    one after the next, the fourth, the eighth, ..., which may be over other data, and where a variable has changed that
+    only evaluation or prediction may read. With `again`, return what compares a batch with its parts later in the
+    training, which `LaterChecks` asks for.
     """
-    is_known = what in step.checked and (what == "train" or not step.checked[what].is_due())
-    check = None if is_known and not again else _check_of(step, what, again=again)
+    is_known = what in step.checked
+    if is_known and not again and not step.checked[what].is_due_before_a_pass():
+        return None
+    check = _check_of(step, what, again=again or is_known)
     if check is None:
         return None
 
-    def checked(batch: Batch) -> None:
+    def checked(batch: Batch) -> bool:
         with attributes_kept(_of_users(step)):
-            is_done = check(step, batch, what) is not False
+            is_done = check(step, batch, what)
         if is_done and what not in step.checked:
             step.checked[what] = Switches(step)
+        return is_done
 
     return checked
 
@@ -63,6 +68,7 @@ class Switches:
     def __init__(self, step: LoopStep) -> None:
         self._step = step
         self._values, self._changes = self._read(), Counter[int]()
+        self._passes = 0  # since it was made
 
     def is_due(self) -> bool:
         """Return whether one has changed since this was asked last, for the first, second, fourth, ... time."""
@@ -71,6 +77,11 @@ class Switches:
         changed = [one for one, value in now.items() if before.get(one, value) != value]
         self._changes.update(changed)
         return any(self._changes[one] & (self._changes[one] - 1) == 0 for one in changed)
+
+    def is_due_before_a_pass(self) -> bool:
+        """Return whether one has changed so, or it is the first, second, fourth, ... pass that asks."""
+        self._passes += 1
+        return self.is_due() or self._passes & (self._passes - 1) == 0
 
     def _read(self) -> dict[int, bytes]:
         small = [one for one in self._step.only_read if np.prod(one.shape) <= _SMALL]

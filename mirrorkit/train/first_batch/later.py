@@ -32,9 +32,9 @@ class LaterChecks:
         self._is_told = False  # that a check waits
         self._trained = self._spent = self._last = 0.0  # seconds: of training, of later checks, of the last check
 
-    def first(self, steps: int) -> Callable[[Batch], None] | None:
-        """Return the check of a first batch, after so many steps; None without need."""
-        check = first_batch_check(self._step)
+    def first(self, steps: int, *, of_fit: bool) -> Callable[[Batch], bool] | None:
+        """Return the check of a first batch, of an epoch or of a whole fit, after so many steps; None without need."""
+        check = first_batch_check(self._step) if of_fit or "train" not in self._step.checked else None
         return check and (lambda batch: self._run(check, batch, steps))
 
     def note(self, seconds: float) -> None:
@@ -72,7 +72,8 @@ class LaterChecks:
             ) from error
         self._spent += self._last
 
-    def _run(self, check: Callable[[Batch], None], batch: Batch, steps: int) -> None:
+    def _run(self, check: Callable[[Batch], bool], batch: Batch, steps: int) -> bool:
         begin = perf_counter()
-        check(batch)
+        is_telling = check(batch)
         self._last, self._right = perf_counter() - begin, steps
+        return is_telling

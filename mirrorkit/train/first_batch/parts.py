@@ -72,8 +72,7 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     rows = spread(parts, to_see(size_of(parts)))
     is_first = what != "predict" and "train" not in step.checked
     with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        with_functions = again or is_first or (what == "test" and what in step.checked)
-        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=with_functions))
+        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=again or is_first))
     return is_telling(rows)
 
 

@@ -159,10 +159,15 @@ class HostIterator(EpochIterator):
             return None
         with tf.device(HOST):
             number = number if left is None else min(number, left)
-            batches = [self.source.iterator.get_next_as_optional() for _ in range(number)]
-            for batch in batches:
-                self._queue.enqueue(tf.nest.flatten(batch, expand_composites=True))
-            return batches[0].get_value() if batches and batches[0].has_value() else None
+            batches = [self.look_on() for _ in range(number)]
+            return batches[0] if batches else None
+
+    def look_on(self) -> Batch | None:
+        """Read one batch more, and keep it behind those that were looked at; None where the data have ended."""
+        with tf.device(HOST):
+            batch = self.source.iterator.get_next_as_optional()
+            self._queue.enqueue(tf.nest.flatten(batch, expand_composites=True))
+            return batch.get_value() if batch.has_value() else None
 
     def drop(self) -> None:
         """Let tf.data end what it is doing."""

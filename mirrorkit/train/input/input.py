@@ -30,6 +30,9 @@ _STAND_INS = 2**20  # updates of a rehearsal on stand-in batches, which have no 
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
 
 
+_FURTHER = 8  # batches that are looked at, at most, after a first one that cannot tell a difference
+
+
 class Input:
     """The data of a fit, an evaluation or a prediction: global batches, epoch by epoch.
 
@@ -112,7 +115,7 @@ class Input:
         return None if self.steps is None else self.steps - done
 
     def epoch(
-        self, epoch: int, *, start: int = 0, look_at: int = 0, check: Callable[[Batch], None] | None = None
+        self, epoch: int, *, start: int = 0, look_at: int = 0, check: Callable[[Batch], bool] | None = None
     ) -> EpochIterator:
         """Return the epoch's batches from the `start`-th on.
 
@@ -141,7 +144,7 @@ class Input:
             self._endless, self._next = iterator, before - start + (self.steps or 0)
         return iterator
 
-    def batches(self, check: Callable[[Batch], None] | None) -> Iterator[tuple[Batch, int | None]]:
+    def batches(self, check: Callable[[Batch], bool] | None) -> Iterator[tuple[Batch, int | None]]:
         """Return an iterator over the batches on the host, from the beginning, each with the size of the whole batch.
 
         Without a known size it is the whole batch, else this worker's rows. `check` is called with the first one.
@@ -218,14 +221,16 @@ class Input:
     def _on_host(self, dataset: tf.data.Dataset, position: int = 0) -> HostIterator:
         return HostIterator(dataset, context=self._context, **self._place(position))
 
-    def _look(self, iterator: HostIterator, epoch: int, look_at: int, check: Callable[[Batch], None] | None) -> None:
+    def _look(self, iterator: HostIterator, epoch: int, look_at: int, check: Callable[[Batch], bool] | None) -> None:
         if not look_at or iterator.left == 0 or (self._compared and check is None and self._seen is not None):
             return
         first = self._seen = iterator.look_at(look_at, self.left(iterator.position))
         self._compare(lambda: first, epoch)
         require_same_rows(first, iterator.position)
-        if check is not None and first is not None:
-            check(first)
+        batch, left = first, self.left(iterator.position)
+        further = _FURTHER if left is None else min(_FURTHER, left - look_at)
+        while check is not None and batch is not None and not check(batch) and further > 0:
+            batch, further = iterator.look_on(), further - 1
 
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,7 +336,7 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: Any, cap
         step = make_loop(TWO, line_net)._passes.step
         monkeypatch.setattr(later, "first_batch_check", lambda step, again=False: takes(2.0 if again else first))
         made = LaterChecks(step)
-        made.first(0)(None)
+        made.first(0, of_fit=True)(None)
         made._step.checked["train"] = None
         return made
 
@@ -402,3 +403,29 @@ def test_a_second_fit_on_a_dataset_goes_on_with_the_checks(make_loop: Any) -> No
     loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=2, verbose=0)
     with pytest.raises(StepError, match=r"At step 12 .*depends on the other examples"):
         loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=3, verbose=0)
+
+
+class _CentersOutliers(L.Layer):  # type: ignore[misc, name-defined]
+    def call(self, x: Any) -> Any:
+        return tf.where(tf.reduce_max(tf.abs(x)) > 20.0, x - tf.reduce_mean(x, 0), x)
+
+
+@pytest.mark.parametrize("what", ["fit", pytest.param("evaluate", marks=pytest.mark.slow)])
+def test_other_data_of_a_further_call(what: str, make_loop: Any) -> None:
+    loop = make_loop(TWO, lambda: sequential((4,), _CentersOutliers(), L.Dense(1)))
+    call = functools.partial(getattr(loop, what), verbose=0) if what == "fit" else loop.evaluate
+    outlier = X[:8] + 30 * (np.arange(8) == 5)[:, None]
+    call(plain_dataset(X, X[:, :1], batch=8))
+    with pytest.raises(StepError, match="depends on the other examples"):
+        call(plain_dataset(outlier, X[:8, :1], batch=8))
+
+
+def test_batches_of_padding_at_the_beginning_of_each_epoch(make_loop: Any) -> None:
+    """A call is an epoch, so at its end the next batch is padding again."""
+    loop = make_loop(TWO, lambda: sequential((4,), _Centers(), L.Dense(1)), steps_per_call=11)
+    loop.step.model.layers[0].share.assign(1.0)
+    weights = np.repeat([0.0, 1.0], [24, 64]).astype("float32")
+    x = np.tile(X[:8], (11, 1))
+    with pytest.raises(StepError, match="depends on the other examples"):
+        loop.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1], weights)).batch(8), epochs=2, verbose=0)
+    assert int(loop.step.optimizer.iterations) == 0
