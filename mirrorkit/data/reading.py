@@ -202,9 +202,11 @@ class OfReader(PreparedRecipe):
             rows = None if context is None else self.rows_of(step, context)
             return self.finish(self._element(*gathered), epoch=epoch, step=step, rows=rows)
 
+        options = tf.data.Options()  # what it reads is not TensorFlow's to divide
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
         gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
         gathered = self._decoded(gathered, sizes, start)
-        return self._made(gathered.enumerate(start), batch)
+        return self._made(gathered.enumerate(start), batch).with_options(options)
 
     def _decoded(self, read: tf.data.Dataset, sizes: tuple[int, int], start: int) -> tf.data.Dataset:
         """Decode what was read, where that is not done by the batch.

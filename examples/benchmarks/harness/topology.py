@@ -10,7 +10,7 @@ from typing import Any
 from harness.processes import Member
 from mirrorkit.arguments import is_whole
 from mirrorkit.errors import StrategyError
-from mirrorkit.launch import clusters, environments
+from mirrorkit.launch.layout import clusters, environments
 
 DEVICES = ("cpu", "gpu", "workers")
 

@@ -151,6 +151,7 @@ class KerasStep(LoopStep):
                         f"{error} Beside a train_step of the model's own there are no such options: leave the switch "
                         'out; in place of float16 use keras.config.set_dtype_policy("mixed_bfloat16").'
                     ) from error
+                check_variables(self.strategy, optimizer.variables)
                 if not optimizer.built:
                     optimizer.build(weights)
                 transforms = Transforms(self.options.chain, trainable_variables(optimizer))
