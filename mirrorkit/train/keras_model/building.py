@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import tensorflow as tf
 
-from mirrorkit import private
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasModel, Spec
+from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
-from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.calling import placeholders
 from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, in_floatx
@@ -23,11 +16,6 @@ from mirrorkit.train.keras_model.outputs import UnpackedBatch, in_floatx
 def is_built(model: KerasModel) -> bool:
     """Whether every layer has its variables, so that no batch is needed to create them; as Keras's `fit` asks."""
     return not isinstance(model, keras.layers.Layer) or all(layer.built for layer in layers_of(model))
-
-
-def any_rows(x: Spec) -> Spec:
-    """Return specs of as many rows as there may be."""
-    return tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), x)
 
 
 def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strategy) -> None:
@@ -42,13 +30,9 @@ def build(model: KerasModel, batch: UnpackedBatch, strategy: tf.distribute.Strat
         strategy: that of the training.
     """
     require_in_scope(model, strategy)
-    graph = private.get("__internal__.FuncGraph")("build")
     try:
-        with created_in(strategy), ambient.set(inlines=True), graph.as_default():
-            x = placeholders(any_rows(in_floatx(batch.x)))
-            for training in (False, True):  # as Keras's `fit`; some layers are called in training alone
-                if not is_built(model):
-                    model(x, **training_argument(model, training))
+        with strategy.scope():
+            outputs_of(model, in_floatx(batch.x))
     except StepError:
         raise
     except Exception as error:  # whatever a model may raise
@@ -76,24 +60,40 @@ def require_in_scope(model: KerasModel, strategy: tf.distribute.Strategy) -> Non
             )
 
 
-@contextmanager
-def created_in(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Create variables in a strategy's scope within the block, and do nothing else there."""
-    creating = False
+def outputs_of(model: KerasModel, x: Spec) -> Nest:
+    """Call a model on any number of rows without computing anything; returns its outputs as `keras.KerasTensor`s."""
+    call = _Call(model)
+    try:
+        return call.compute_output_spec(symbolic(x))
+    except Exception:
+        if call.failure is None:
+            raise
+        raise call.failure from None  # without Keras's words about `_Call`
 
-    def create(next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
-        nonlocal creating
-        if creating:
-            return next_creator(**given)
-        creating = True
+
+def symbolic(x: Spec) -> Nest:
+    """Return `keras.KerasTensor`s of any number of rows."""
+    return tf.nest.map_structure(lambda one: keras.KerasTensor((None, *one.shape[1:]), dtype=one.dtype.name), x)
+
+
+class _Call(keras.Operation):  # type: ignore[name-defined, misc]
+    """A call of a model; the model's own `compute_output_spec` may know its outputs without calling any layer."""
+
+    def __init__(self, model: KerasModel) -> None:
+        super().__init__(name="call")
+        self._model = model
+        self.failure: Exception | None = None
+
+    def call(self, x: Nest) -> Nest:
+        """Call the model as Keras's `fit` does to build it, and as in training if some layers are called only then."""
         try:
-            with strategy.scope():
-                return tf.Variable(**given)
-        finally:
-            creating = False
-
-    with tf.variable_creator_scope(create):
-        yield
+            outputs = self._model(x, **training_argument(self._model, False))
+            if not is_built(self._model):
+                self._model(x, **training_argument(self._model, True))
+            return outputs
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def _shapes(x: Spec) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Nest, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.building import build, created_in, require_in_scope
+from mirrorkit.train.keras_model.building import build, require_in_scope
 from mirrorkit.train.keras_model.calling import placeholders
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import unpack_batch
@@ -54,6 +55,26 @@ def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distr
         if not overrides(model, "call"):
             raise
         build(model, unpack_batch(element_spec), strategy)  # it may be data to evaluate or predict with
+
+
+@contextmanager
+def created_in(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Create variables in a strategy's scope within the block, and do nothing else there."""
+    creating = False
+
+    def create(next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
+        nonlocal creating
+        if creating:
+            return next_creator(**given)
+        creating = True
+        try:
+            with strategy.scope():
+                return tf.Variable(**given)
+        finally:
+            creating = False
+
+    with tf.variable_creator_scope(create):
+        yield
 
 
 def overrides(model: KerasModel, name: str) -> bool:

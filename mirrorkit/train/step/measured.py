@@ -11,11 +11,10 @@ from mirrorkit import private
 from mirrorkit._types import KerasModel, Spec
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.building import created_in
-from mirrorkit.train.keras_model.calling import placeholders, read
-from mirrorkit.train.keras_model.layer_state import training_argument
+from mirrorkit.train.keras_model.building import outputs_of, symbolic
+from mirrorkit.train.keras_model.calling import placeholders
 from mirrorkit.train.keras_model.outputs import unpack_batch
-from mirrorkit.train.replica_code.step_function import build_as_it_trains
+from mirrorkit.train.replica_code.step_function import build_as_it_trains, created_in
 from mirrorkit.train.requirements.data import told
 from mirrorkit.train.step.keras_compile import compiled_config
 from mirrorkit.train.step.options import Options
@@ -62,12 +61,17 @@ class Measured:
 
     def _of_compiled(self, data: Spec) -> Sequence[tf.Variable]:
         model, failure = self.model, None
+        inputs = unpack_batch(data).x
+        try:
+            outputs = outputs_of(self.called, inputs)
+        except Exception:  # a layer that cannot be called, as RandomCrop, may say itself what it gives
+            outputs = self.called.compute_output_spec(symbolic(inputs))
         graph, calls = private.get("__internal__.FuncGraph")("measures"), list[LossCall]()
-        with created_in(self.strategy), ambient.set(inlines=True), graph.as_default():
+        with created_in(self.strategy), ambient.set(inlines=True, losses=calls), graph.as_default():
             x, y, weight = unpack_batch(placeholders(data))
-            y_pred = read(self.called(x, **training_argument(self.called, False)))
+            y_pred = placeholders(outputs)
             try:
-                with ambient.set(losses=calls), tf.GradientTape() as tape:
+                with tf.GradientTape() as tape:
                     if compiled_config(model).config.get("loss") is not None:  # else layers add it when they are called
                         model.compute_loss(x, y, y_pred, weight)
                     model.compute_metrics(x, y, y_pred, weight)
