@@ -144,6 +144,7 @@ TESTS_OF = {
     "test_inlining.py": "__call__",
     "test_keras_calls.py": "apply scale_loss update_state scale_loss_for_distribution unscale_loss_for_distribution",
     "test_layers_of_keras.py": "stateless_dropout",
+    "test_written.py": "_self_",
     "test_model_layout.py": "_initialize",
     "test_non_finite.py": "__call__",
     "test_one_replica.py": "write compute_average_loss num_replicas_in_sync all_reduce all_gather",

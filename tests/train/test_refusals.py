@@ -268,26 +268,6 @@ def test_an_optimizer_that_is_no_function(make_loop: Any, numbers: Any) -> None:
         make_loop(("one_device", 1), _net, Assertive).fit(plain_dataset(*numbers, batch=20), verbose=0)
 
 
-class LeftOver(keras.Model):  # type: ignore[name-defined, misc]
-    """A ported model whose trackers are gone, but not the property that names them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = L.Dense(1)
-
-    @property
-    def metrics(self) -> Any:
-        return [self.loss_tracker]
-
-    def call(self, x: Any) -> Any:
-        return self.dense(x)
-
-
-def test_a_property_metrics_that_names_what_is_gone(make_loop: Any, numbers: Any) -> None:
-    with pytest.raises(AttributeError, match="loss_tracker"):
-        make_loop(("one_device", 1), LeftOver).fit(plain_dataset(*numbers, batch=20), verbose=0)
-
-
 # --- later
 
 

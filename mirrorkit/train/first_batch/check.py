@@ -25,13 +25,15 @@ _SMALL = 16  # numbers in a variable, at most, that may be a switch
 Check = Callable[..., bool]  # of a step, a global batch and the kind of pass; False: of rows that cannot tell
 
 
-def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False) -> Callable[[Batch], bool] | None:
+def first_batch_check(
+    step: Any, what: FirstOf = "train", *, again: bool = False, begins: bool = True
+) -> Callable[[Batch], bool] | None:
     """Return what checks a global batch before a pass of a kind of a `LoopStep`; None without need.
 
     It returns whether the batch could tell a difference, and is needed until one could; then before the next pass, the
     one after the next, the fourth, the eighth, ..., which may be over other data, and where a variable has changed that
     only evaluation or prediction may read. With `again`, return what compares a batch with its parts later in the
-    training, which `LaterChecks` asks for.
+    training, which `LaterChecks` asks for. `begins` says whether a pass begins with it.
     """
     is_known = what in step.checked
     if is_known and not again and not step.checked[what].is_due_before_a_pass():
@@ -44,7 +46,7 @@ def first_batch_check(step: Any, what: FirstOf = "train", *, again: bool = False
         with attributes_kept(_of_users(step)):
             is_done = check(step, batch, what)
         if is_done and what not in step.checked:
-            step.checked[what] = Switches(step)
+            step.checked[what] = Switches(step, begins=begins)
         return is_done
 
     return checked
@@ -65,10 +67,10 @@ def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
 class Switches:
     """Small variables of a step that it reads and no update writes: callbacks and users may change them."""
 
-    def __init__(self, step: LoopStep) -> None:
+    def __init__(self, step: LoopStep, *, begins: bool = True) -> None:
         self._step = step
         self._values, self._changes = self._read(), Counter[int]()
-        self._passes = 0  # since it was made
+        self._passes = 0 if begins else -1  # since the one that it was made for
 
     def is_due(self) -> bool:
         """Return whether one has changed since this was asked last, for the first, second, fourth, ... time."""
@@ -81,7 +83,7 @@ class Switches:
     def is_due_before_a_pass(self) -> bool:
         """Return whether one has changed so, or it is the first, second, fourth, ... pass that asks."""
         self._passes += 1
-        return self.is_due() or self._passes & (self._passes - 1) == 0
+        return self.is_due() or (self._passes > 0 and self._passes & (self._passes - 1) == 0)
 
     def _read(self) -> dict[int, bytes]:
         small = [one for one in self._step.only_read if np.prod(one.shape) <= _SMALL]

@@ -70,9 +70,9 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
     if parts is None:
         return False
     rows = spread(parts, to_see(size_of(parts)))
-    is_first = what != "predict" and "train" not in step.checked
+    with_functions = what != "predict" and (again or "train" not in step.checked)
     with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
-        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=again or is_first))
+        outside_replica(lambda: _compare(step, rows, parts, what, with_functions=with_functions))
     return is_telling(rows)
 
 

@@ -336,7 +336,7 @@ class Loop:
             with unchanged([]):
                 step.prepare(training.element_spec)  # which may make variables
             with unchanged(step.variables):
-                check = first_batch_check(step)
+                check = first_batch_check(step, begins=False)
                 if check is not None and (batch := training.first()) is not None:
                     check(batch)
                 for number, (batches, most) in enumerate(training.rehearsals(step.accumulate)):

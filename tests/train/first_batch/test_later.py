@@ -428,4 +428,4 @@ def test_batches_of_padding_at_the_beginning_of_each_epoch(make_loop: Any) -> No
     x = np.tile(X[:8], (11, 1))
     with pytest.raises(StepError, match="depends on the other examples"):
         loop.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1], weights)).batch(8), epochs=2, verbose=0)
-    assert int(loop.step.optimizer.iterations) == 0
+    assert int(loop.step.optimizer.iterations.numpy()) == 0

@@ -59,13 +59,13 @@ def set_afterwards(seen: list[int]) -> Any:
 def count_calls(loop: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets the number of steps of every training call."""
     counted: list[int] = []
-    train = loop._passes.calls.train
+    call = loop._passes.calls.call
 
-    def counting(stream: Any, totals: Any, steps: int) -> Any:
+    def counting(what: str, stream: Any, totals: Any, steps: int) -> Any:
         counted.append(steps)
-        return train(stream, totals, steps)
+        return call(what, stream, totals, steps)
 
-    monkeypatch.setattr(loop._passes.calls, "train", counting)
+    monkeypatch.setattr(loop._passes.calls, "call", counting)
     return counted
 
 

@@ -21,7 +21,7 @@ Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
 
 @contextmanager
 def _running(share: Share) -> Iterator[None]:
-    scope = ReplicaScope(share, [], {}, {})
+    scope = ReplicaScope(share, [], [], {}, {})
     with scope, ambient.set(scope=scope):
         yield
 

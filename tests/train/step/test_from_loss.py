@@ -233,7 +233,7 @@ def test_a_model_whose_parts_alone_are_called(strategy_of: Any, x: np.ndarray, t
     pair.first.set_weights([np.zeros_like(weight) for weight in pair.first.get_weights()])
     pair.load_weights(tmp_path / "pair.weights.h5")
     assert largest_difference(trained, numbers_of(pair.variables)) == 0
-    with pytest.raises(StepError, match="NotImplementedError"):
+    with pytest.raises(NotImplementedError):
         loop.predict(_rows(x))
 
 
