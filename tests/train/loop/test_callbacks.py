@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from installed_versions import KERAS
 from training_helpers import largest_difference, line_net
 
@@ -101,7 +102,8 @@ def test_swap_ema_weights_in_fit_is_keras_own(strategy_of: Any, numbers: Any) ->
             model.compile(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.8), "mse", jit_compile=False)
         options = {"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], "verbose": 0}
         if not found:
-            report = model.fit(data.dataset(), validation_data=data.dataset(), **options)
+            batches = tf.data.Dataset.from_tensor_slices(numbers).batch(12)
+            report = model.fit(batches, validation_data=batches, **options)
         else:
             loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model))
             report = loop.fit(data, validation_data=data, **options)
