@@ -100,6 +100,6 @@ def test_under_keras_fit_it_shows_that_batch_norm_drifts_apart(strategy_of: Call
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    batches = tf.data.Dataset.from_tensor_slices(numbers.split.as_element()).batch(6)
     with pytest.raises(OutOfSyncError, match="moving_mean' on replica 1"):
-        batches = tf.data.Dataset.from_tensor_slices(numbers.split.as_element()).batch(6)
         model.fit(batches, callbacks=[mk.checks.InSync(every=5)], verbose=0)
