@@ -40,17 +40,23 @@ class _NamingStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return _NamingScope(self, super().scope())
 
 
-class _NamingScope(contextlib.ExitStack):
+class _NamingScope:
     """The first value of a variable comes from the chief, by a message that fails where the shapes differ."""
 
     def __init__(self, strategy: tf.distribute.Strategy, scope: Any) -> None:
-        super().__init__()
-        self._strategy, self._scope = strategy, scope
+        self._strategy = strategy
+        self._scope = scope
+        self._entered: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> Any:
-        entered = self.enter_context(self._scope)
-        self.enter_context(tf.variable_creator_scope(self._create))
+        with contextlib.ExitStack() as stack:
+            entered = stack.enter_context(self._scope)
+            stack.enter_context(tf.variable_creator_scope(self._create))
+            self._entered.append(stack.pop_all())
         return entered
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
     def _create(self, create: Callable[..., Any], **options: Any) -> Any:
         try:
