@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit import private
@@ -110,7 +111,7 @@ def functional_apply(
     values = [*weights, *slots]
     state = list(zip(variables, values, strict=True))
     with _named_as_tensorflow(twin._trainable_variables), keras.StatelessScope(state_mapping=state) as scope:
-        known = set(scope.state_mapping)
+        known, before = set(scope.state_mapping), _plain(optimizer)
         try:
             twin.apply(list(gradients), None if of is None else list(of))
         except MirrorkitError:
@@ -122,8 +123,10 @@ def functional_apply(
                 "defines build and update_step, keeps its state in add_variable or add_variable_from_reference, and "
                 "writes with self.assign, assign_add and assign_sub."
             ) from error
-    numbers = {name: value for name, value in vars(twin).items() if isinstance(value, (int, float))}
-    if changed := [name for name, value in numbers.items() if vars(optimizer).get(name) != value]:
+    # What it sets for the first time may be a constant, unless its class has a value.
+    of_class = {name: repr(getattr(type(optimizer), name, None)) for name in vars(twin)}
+    after = _plain(twin).items()
+    if changed := [name for name, text in after if text != before.get(name, of_class[name]) != "None"]:
         raise StepError(
             f"{type(optimizer).__name__} changes its Python attributes {changed} in an update, and a compiled step "
             "sees them once. Keep what changes in add_variable or add_variable_from_reference."
@@ -136,6 +139,18 @@ def functional_apply(
         )
     new = [tf.cast(scope.get_current_value(v), value.dtype) for v, value in zip(variables, values, strict=True)]
     return new[: len(weights)], new[len(weights) :]
+
+
+def _plain(optimizer: KerasOptimizer) -> dict[str, str]:
+    """Return numbers and arrays among an optimizer's public attributes, and lists and dicts of them, written out."""
+    own = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
+    return {name: repr(value) for name, value in own.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (int, float, np.ndarray, np.generic))
 
 
 @contextlib.contextmanager

@@ -69,12 +69,12 @@ class Ambient(threading.local):
     compiled = False
 
     @property
-    def replica(self) -> list[tf.Tensor]:
+    def replica(self) -> tuple[tf.Tensor, ...]:
         """The number of the replica that this thread runs, where it draws by replica; outside of a step's passes."""
         context = tf.distribute.get_replica_context()
         if self.scope is not None or context is None or context.strategy not in self.drawing:
-            return []
-        return [context.replica_id_in_sync_group]
+            return ()
+        return (context.replica_id_in_sync_group,)
 
     @contextmanager
     def set(self, **values: Any) -> Iterator[None]:

@@ -190,7 +190,31 @@ class _LeavesOutThirds(keras.optimizers.SGD):  # type: ignore[name-defined, misc
         return super().apply([(self.calls % 3 > 0) * gradient for gradient in grads], trainable_variables)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(_Halving, "share"), (_LeavesOutThirds, "calls")])
+class _InAList(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls = [0.0]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.calls[0] += 1
+        super().update_step(gradient / self.calls[0], variable, learning_rate)
+
+
+class _KeepsAConstant(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        self.count, self.last = len(grads), float("nan")
+        return super().apply(grads, trainable_variables)
+
+
+def test_one_that_keeps_a_constant_is_taken() -> None:
+    variables = _variables()
+    optimizer = _KeepsAConstant(0.1)
+    optimizer.build(variables)
+    for _ in range(2):
+        optim.functional_apply(optimizer, tensors(variables), tensors(optimizer.variables), gradients_of(variables, 0))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(_Halving, "share"), (_LeavesOutThirds, "calls"), (_InAList, "calls")])
 def test_one_that_keeps_a_number_in_an_attribute_is_refused(kind: Any, name: str) -> None:
     variables = _variables()
     optimizer = kind(0.1)

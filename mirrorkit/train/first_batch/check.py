@@ -12,6 +12,7 @@ import numpy as np
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch
 from mirrorkit.train.first_batch.parts import compare_parts
+from mirrorkit.train.first_batch.sampled_rows import size_of
 from mirrorkit.train.keras_model.attributes import attributes_kept
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.step.custom import Custom
@@ -44,7 +45,7 @@ def first_batch_check(
 
     def checked(batch: Batch) -> bool:
         with attributes_kept(_of_users(step)):
-            is_done = check(step, batch, what)
+            is_done = size_of(batch) != 0 and check(step, batch, what)
         if is_done and what not in step.checked:
             step.checked[what] = Switches(step, begins=begins)
         return is_done

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
 from mirrorkit.errors import MirrorkitError, StepError
+from mirrorkit.strategy import of_all_workers
 from mirrorkit.train.first_batch.at_rest import in_float32
 from mirrorkit.train.first_batch.compared import but_for_rounding, differing, is_loss
 from mirrorkit.train.first_batch.culprits import LAYERS, culprits
@@ -67,8 +68,8 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
         batch, numbers = _taken_apart(step, batch, what)
     to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
     parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
-    if parts is None:
-        return False
+    if parts is None:  # and so would those of the next batch be
+        return True
     rows = spread(parts, to_see(size_of(parts)))
     with_functions = what != "predict" and (again or "train" not in step.checked)
     with in_float32(model), unchanged([]):  # a layer may draw from Python's or NumPy's generator
@@ -179,7 +180,18 @@ def _runs_on(step: Supervised | KerasStep, batch: Nest, what: FirstOf) -> bool:
 
 def _between(step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, *, nudge: bool) -> list[tuple[str, str]]:
     """Say in sentences how parts of these rows differ from all of them; refuse workers that differ in these."""
-    whole, parts = runs.both()
+    failure: Exception | None = None
+    try:
+        whole, parts = runs.both()
+    except MirrorkitError:
+        raise
+    except Exception as error:  # whatever a user's step may raise, perhaps on this worker alone
+        failure = error
+    failed = of_all_workers(step.strategy, failure is not None)
+    if failure is not None:
+        raise failure
+    if any(failed):
+        return []
     require_same_results(step.strategy, step.model, whole, runs.weights, runs.count)
     compare = functools.partial(differing, step.model, weights=runs.weights)
     if not any(compare(whole, parts, before=runs.before)):

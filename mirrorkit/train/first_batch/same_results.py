@@ -39,7 +39,7 @@ def require_same_results(
     names = [*losses, *(f"the gradient of {name}" for name in named)]
     if num_workers(strategy) == 1 or not names:
         return
-    values = np.repeat([[float(value)] for value in losses.values()], 2, axis=1).reshape(-1, 2)
+    values = np.array([float(value) for value in losses.values()]).reshape(-1, 1).repeat(2, axis=1)
     every = arrays_of_all_workers(strategy, np.concatenate([values, fingerprints(gradients)]))
     known = np.abs(np.nan_to_num(every))
     # The sum of what rows give may be near 0, and a gradient that should be 0 is nothing but rounding.

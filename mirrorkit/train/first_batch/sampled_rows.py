@@ -52,9 +52,10 @@ def spread(batch: Nest, count: int) -> Nest:
 
 def is_telling(rows: Nest) -> bool:
     """Return whether rows of x, (x, y) or (x, y, sample_weight) differ, and any counts: equal ones show no mixing."""
-    first = np.asarray(tf.nest.flatten(rows)[0])
-    weights = tf.nest.flatten(rows[2:]) if isinstance(rows, (tuple, list)) else []
-    return bool(np.any(first != first[:1])) and (not weights or any(map(np.any, weights)))
+    is_several = isinstance(rows, (tuple, list))
+    inputs = map(np.asarray, tf.nest.flatten(rows[0] if is_several else rows))
+    weights = tf.nest.flatten(rows[2:]) if is_several else []
+    return any(np.any(one != one[:1]) for one in inputs) and (not weights or any(map(np.any, weights)))
 
 
 class Rows(NamedTuple):

@@ -231,6 +231,8 @@ class Input:
         further = _FURTHER if left is None else min(_FURTHER, left - look_at)
         while check is not None and batch is not None and not check(batch) and further > 0:
             batch, further = iterator.look_on(), further - 1
+            ended = of_all_workers(self._strategy, batch is not None)
+            require_same_end(self._strategy, np.array(ended), iterator.position + _FURTHER - further)
 
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)

@@ -68,7 +68,8 @@ def all_drawing_by_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Within the block, replicas of this strategy draw their own numbers, each in a thread that TensorFlow starts."""
     ambient.drawing.append(strategy)
     try:
-        yield
+        with ambient.set():  # which lets Keras's functions be replaced
+            yield
     finally:
         ambient.drawing.remove(strategy)
 

@@ -75,7 +75,7 @@ class Fit:
         passes, position = self.passes, self.position
         totals = self._first_totals()
         passes.check_labels(self.data)
-        check = passes.later.first(position.steps, of_fit=not self.report.epochs)
+        check = None if self.report.epochs else passes.later.first(position.steps)
         batches = self.data.epoch(position.epoch, start=position.batch, look_at=passes.step.accumulate, check=check)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), passes.logs(totals) if position.batch else {}
         if position.validating:  # a signal came in the middle of it

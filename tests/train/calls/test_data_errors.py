@@ -254,8 +254,8 @@ def pictures(make_loop: Callable[..., Any]) -> mk.train.Loop:
 def test_an_image(task: str, tmp_path: Path, pictures: mk.train.Loop) -> None:
     content, words = IMAGES[task]
     paths = [str(tmp_path / f"{i} [x].png") for i in range(9)]
-    for path in paths:
-        Path(path).write_bytes(tf.io.encode_png(np.zeros((6, 5, 3), np.uint8)).numpy())
+    for i, path in enumerate(paths):
+        Path(path).write_bytes(tf.io.encode_png(np.full((6, 5, 3), i, np.uint8)).numpy())
     recipe = mk.data.image_folder(paths, labels=np.arange(9) % 3, image_size=(6, 5), global_batch_size=2)
     Path(paths[8]).unlink()  # in the last batch
     if content is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -122,3 +124,28 @@ def test_seeds_by_replica_outside_of_a_replica(strategy_of: Any) -> None:
     block = mk.train.seeds_by_replica()
     with strategy_of("mirrored", 2).scope(), pytest.raises(StepError, match="outside of a replica"):
         block.__enter__()
+
+
+FRESH = """
+import keras, numpy as np, tensorflow as tf, mirrorkit as mk
+strategy = mk.strategy.create("mirrored", devices="cpu:2")
+class Own:
+    def __init__(self):
+        self.seed = keras.random.SeedGenerator(5)
+    def build(self, strategy): pass
+    def train(self, strategy, batch):
+        drawn = strategy.run(lambda: keras.random.uniform([], seed=self.seed))
+        return {str(i): tf.identity(one) for i, one in enumerate(strategy.experimental_local_results(drawn))}
+with strategy.scope():
+    step = Own()
+x = np.ones([8, 1], "float32")
+history = mk.train.Loop(strategy, step).fit(mk.data.batches(mk.data.arrays(x), global_batch_size=8), verbose=0).history
+print(history["0"] != history["1"])
+"""
+
+
+@pytest.mark.slow
+def test_where_nothing_else_has_asked_for_what_is_replaced() -> None:
+    """Keras's function is replaced when it is needed first, which may be here."""
+    ran = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.splitlines()[-1] == "True"
