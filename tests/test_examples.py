@@ -124,11 +124,11 @@ def test_an_example_learns_and_prints_what_readme_says(command, tmp_path):
 
 @pytest.mark.slow  # tests/parallel compares weights, bytes and executed operations
 def test_model_parallel_example(tmp_path):
-    """A transformer that learns on two replicas, each of two devices, with its table printed."""
+    """A transformer that learns on two replicas, each of two devices, with what these hold printed."""
     arguments = ["--devices", "cpu:4", "--epochs", "2", "--limit", "2048", "--data", "synthetic", "--recompute"]
     arguments += ["--blocks", "2"]
     output = run("model_parallel.py", *arguments, folder=tmp_path)
-    rows = re.findall(r"^ *CPU:(\d) +([\d,]+) ", output, re.MULTILINE)
+    rows = re.findall(r"^CPU:(\d): ([\d,]+) bytes of weights", output, re.MULTILINE)
     assert [int(device) for device, _ in rows] == [0, 1, 2, 3]
     weights = [int(number.replace(",", "")) for _, number in rows]
     assert max(weights) < 0.6 * sum(weights[:2])  # about a half on each of a replica's two

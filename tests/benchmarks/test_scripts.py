@@ -45,7 +45,7 @@ WHERE = ("one device", "2 replicas with a layout", "4 sharded")  # of model_memo
         ("input_pipeline --examples 128 --rounds 1", 5, {"STEP": 0.0, "SIZE": 32}),
         ("epochs_memory --epochs 20", 10, {}),
         ("kinds_of_work --kinds tabular --replicas 2 --rounds 2 --turns 2 --epochs 1 --steps 2", 8, {}),
-        ("first_batch --replicas 1 --nets mnist_cnn --rounds 1", 5, {"BATCH": 8, "EPOCH": 3}),
+        ("first_batch --replicas 2 --nets mnist_cnn --rounds 1", 5, {"BATCH": 8, "EPOCH": 3}),
         ("model_memory --width 32 --batch-size 32 --rounds 1", 5, {"HALF": 1, "WHERE": WHERE}),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",

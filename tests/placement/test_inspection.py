@@ -55,7 +55,6 @@ def test_bytes_and_kernels_of_a_step_written_by_hand() -> None:
     assert report.memory["GPU:3"] == {
         "weights": weights,
         "optimizer": weights + 8 + 4,  # momentum, iterations, learning rate
-        "accumulated": weights + 4 * 5,  # gradient; examples, loss, added; sum and divisor
         "data": 32 * (4 + 3) * 4,
     }
     train = report["train"]

@@ -17,7 +17,7 @@ from mirrorkit import strategy as _strategy
 from mirrorkit.checks.by_device import by_kind
 from mirrorkit.data import HOST
 from mirrorkit.strategy import replica_devices
-from mirrorkit.train import EpochIterator, Input, Loop, Step
+from mirrorkit.train import EpochIterator, Input, Loop
 from mirrorkit.train.input.resident import ResidentIterator
 from mirrorkit.train.reduce import xla
 from mirrorkit.variables import copies, unchanged
@@ -143,13 +143,6 @@ def memory_of(step: Any, names: Sequence[str]) -> tuple[dict[str, dict[str, int]
             for name, copy in zip(names, copies(variable), strict=False):
                 memory[name][what] += bytes_of(copy)
                 resources[id(copy.handle)] = name
-    is_built = isinstance(step, Step) and step.strategy is not None
-    running = getattr(step.for_loop(step.strategy), "running", None) if is_built else None
-    sums = running.variables if running else ()  # of several batches, a set for each replica
-    for name, variables in zip(names, sums, strict=False):
-        for variable in variables:
-            memory[name]["accumulated"] += bytes_of(variable)
-            resources[id(variable.handle)] = name
     return {name: dict(parts) for name, parts in memory.items()}, resources
 
 
