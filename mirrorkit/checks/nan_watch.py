@@ -114,9 +114,8 @@ class NanWatch(LoopCallback):
             if replay.batch >= end or self._finite.found() is not None:
                 break
         before.put_back()
-        rows = (
-            Replay(self.loop.running, self._epoch, batch).rows() if goes_on else []
-        )  # the data may end earlier this time
+        # The data may end earlier this time.
+        rows = Replay(self.loop.running, self._epoch, batch).rows() if goes_on else []
         strategy = self.loop.strategy
         for part, shards in enumerate(rows):  # of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)

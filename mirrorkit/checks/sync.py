@@ -165,7 +165,8 @@ class Replicas:
         """Copy replica 0 to all replicas; see `repair`."""
         differing = self._differing()
         report = self._report(differing)
-        for variable in (self.variables[i] for i in differing):
+        for index in differing:
+            variable = self.variables[index]
             own = copies(variable)[0].numpy()
             value = np.frombuffer(of_chief(self.strategy, own.tobytes()), own.dtype)
             assign(variable, value.reshape(own.shape))

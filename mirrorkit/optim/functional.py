@@ -123,10 +123,8 @@ def functional_apply(
                 "defines build and update_step, keeps its state in add_variable or add_variable_from_reference, and "
                 "writes with self.assign, assign_add and assign_sub."
             ) from error
-    # What it sets for the first time may be a constant, unless its class has a value.
-    of_class = {name: repr(getattr(type(optimizer), name, None)) for name in vars(twin)}
-    after = _plain(twin).items()
-    if changed := [name for name, text in after if text != before.get(name, of_class[name]) != "None"]:
+    # What it sets for the first time may be a constant.
+    if changed := [name for name, text in _plain(twin).items() if text != before.get(name, text)]:
         raise StepError(
             f"{type(optimizer).__name__} changes its Python attributes {changed} in an update, and a compiled step "
             "sees them once. Keep what changes in add_variable or add_variable_from_reference."
@@ -142,9 +140,15 @@ def functional_apply(
 
 
 def _plain(optimizer: KerasOptimizer) -> dict[str, str]:
-    """Return numbers and arrays among an optimizer's public attributes, and lists and dicts of them, written out."""
-    own = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
-    return {name: repr(value) for name, value in own.items() if _is_plain(value)}
+    """Return numbers and arrays among the public attributes of an optimizer and of its classes, written out.
+
+    So too lists and dicts of them.
+    """
+    attributes: dict[str, object] = {}
+    for owner in (*reversed(type(optimizer).__mro__), optimizer):
+        attributes.update(vars(owner))
+    public = {name: value for name, value in attributes.items() if not name.startswith("_")}
+    return {name: repr(value) for name, value in public.items() if _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:

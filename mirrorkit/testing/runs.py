@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ def train(
     if shards > 1 and isinstance(step, Step):
         # Accumulation is one device that computes several shards for an update, with the same numbers for the seeds.
         step.supervised(strategy, shards)
-        batches = [shard for batch in batches for shard in shards_of(batch, shards)]
+        batches = list(itertools.chain.from_iterable(shards_of(batch, shards) for batch in batches))
     elif shards > 1:
         trained = _InShards(step, shards)
     loop = Loop(strategy, trained, steps_per_call=1)

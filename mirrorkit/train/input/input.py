@@ -28,8 +28,6 @@ _log = logging.getLogger("mirrorkit")
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _STAND_INS = 2**20  # updates of a rehearsal on stand-in batches, which have no end
 _STAND_IN_SIZE = 32  # of a dimension that the data does not tell, in a stand-in batch; per replica for the batch size
-
-
 _FURTHER = 8  # batches that are looked at, at most, after a first one that cannot tell a difference
 
 

@@ -183,13 +183,17 @@ def pieces(
     """
     first = data.position
     updates = _updates(data, steps, accumulate)
-    for _, alike in itertools.groupby(updates, lambda update: [tensor.shape for tensor in tf.nest.flatten(update)]):
+    for _, alike in itertools.groupby(updates, _shapes):
         while rows := list(itertools.islice(alike, at_once)):
             columns = [tf.nest.map_structure(lambda *v: tf.stack(v), *column) for column in zip(*rows, strict=True)]
             found = [tf.nest.flatten(batch)[0].shape[0] for batch in rows[0]]
             piece = UpdateRun(first, len(rows), tuple(size if size == data.size_of(0) else None for size in found))
             yield piece, columns
             first += piece.batches
+
+
+def _shapes(update: Any) -> list[tf.TensorShape]:
+    return [tensor.shape for tensor in tf.nest.flatten(update)]
 
 
 def specs(data: HostIterator | SentIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:

@@ -130,7 +130,8 @@ def numbers_by_row(graph: tf.Graph, rows: int | None) -> int:
     """
     found = 0
     for operation in graph.get_operations():
-        for shape in (tensor.shape for tensor in operation.outputs):
+        for tensor in operation.outputs:
+            shape = tensor.shape
             if shape.rank and shape[0] == rows:
                 found += math.prod(size or 1 for size in shape[1:])
     return found

@@ -98,11 +98,8 @@ def _changed(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> Kept:
     return [None if after is before else after for before, after in zip(old, new, strict=True)]
 
 
-# Why an optimizer cannot be asked to update a part of the weights by itself, in words; None where it can.
-
-
 def needs_whole_weights(optimizer: KerasOptimizer) -> str | None:
-    """Return why its update of a part would not be a part of that of all."""
+    """Return why its update of a part of the weights would not be a part of that of all, in words; None if it is."""
     for option in ("clipnorm", "global_clipnorm", "use_ema"):
         if value := getattr(optimizer, option):
             return f"{type(optimizer).__name__}({option}={value}) looks at whole weights"

@@ -83,8 +83,7 @@ class Placement:
     Attributes:
         devices: "GPU:0", "GPU:1", ...
         calls: one for each function that a loop compiles.
-        memory: bytes on each device by kind: "weights", "layer state", "optimizer", "other",
-            "data".
+        memory: bytes on each device by kind: "weights", "layer state", "optimizer", "other", "data".
     """
 
     devices: Sequence[str]
