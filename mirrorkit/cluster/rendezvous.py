@@ -251,7 +251,8 @@ class _Host:
 async def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: bytes | None, timeout: float) -> None:
     """Connect to the first task, and try again until it lets this one go."""
     address, limit = cluster.addresses[first], messages.longest(hello)
-    seen = "does not answer"
+    silent = "does not answer"
+    seen = silent
 
     async def visit() -> None:
         nonlocal seen
@@ -262,6 +263,11 @@ async def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: byte
             except (asyncio.TimeoutError, OSError):
                 await asyncio.sleep(_RETRY)
                 continue
+            if seen == silent:  # what an earlier visit was told says more
+                seen = (
+                    "answers, but not as a task that is starting (another program, another version of mirrorkit, or "
+                    "the job already runs without this task)"
+                )
             with contextlib.closing(writer):
                 async for seen in _answers(reader, writer, hello, token):
                     if seen == "go":
@@ -284,10 +290,6 @@ async def _answers(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: dict[str, Any], token: bytes | None
 ) -> AsyncIterator[str]:
     """Send this task's name, and yield what the first task does until it leaves: "go", or why it does not start."""
-    yield (
-        "answers, but not as a task that is starting (another program, another version of mirrorkit, or the job "
-        "already runs without this task)"
-    )
     nonce = messages.new_nonce()
     # it left, or is not one of the tasks
     with contextlib.suppress(EOFError, OSError, asyncio.LimitOverrunError, asyncio.TimeoutError, messages.NotOurs):
