@@ -41,20 +41,28 @@ def build_as_it_trains(model: KerasModel, element_spec: Spec, strategy: tf.distr
     The step is traced outside of the strategy, whose replicas could not create a variable each; the variables are
     created in its scope nevertheless.
     """
-    metrics = keras.Model.metrics.fget(model)  # of which those of `compile` are one, which is built with the data
     is_built = all(layer.built for layer in layers_of(model)[1:])  # the model itself need not be, without a `call`
-    if is_built and all(getattr(metric, "built", True) for metric in metrics):
+    if is_built and _metrics_are_built(model):
         return
     require_in_scope(model, strategy)
     # Not a tf.function's, in which variables are created in a way of its own; Keras builds models in one like this.
     graph = private.get("__internal__.FuncGraph")("train_step")
     try:
         with created_in(strategy), ambient.set(optimizers={}, inlines=True), graph.as_default():
-            step_of(model, "train")(as_keras(placeholders(element_spec)))
+            data = as_keras(placeholders(element_spec))
+            step_of(model, "train")(data)
+            if not _metrics_are_built(model):  # which Keras's `fit` builds where the step does not
+                x, y, sample_weight = unpack_batch(data)
+                model.compute_metrics(x, y, model(x), sample_weight)
     except Exception:
         if not overrides(model, "call"):
             raise
         build(model, unpack_batch(element_spec), strategy)  # it may be data to evaluate or predict with
+
+
+def _metrics_are_built(model: KerasModel) -> bool:
+    """Return whether the metrics are, of which those of `compile` are one, which is built with the data."""
+    return all(getattr(metric, "built", True) for metric in keras.Model.metrics.fget(model))
 
 
 @contextmanager

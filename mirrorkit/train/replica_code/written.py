@@ -83,7 +83,7 @@ def require_not_read_again(traced: ConcreteFunction, variables: Sequence[tf.Vari
         for handle in (inside[id(copy.handle)] for copy in copies(variable) if id(copy.handle) in inside):
             uses = sorted(handle.consumers(), key=lambda op: order[op])
             writes = (i for i, op in enumerate(uses) if op.type not in _READING and operations_of(op.inputs) & batch)
-            if any(op.type in _READING or op.type not in _WRITING for op in uses[next(writes, len(uses)) + 1 :]):
+            if any(op.type not in _WRITING for op in uses[next(writes, len(uses)) + 1 :]):
                 raise StepError(
                     f"The model's train_step writes the tf.Variable {path(variable)!r} and reads it again: on several "
                     "replicas it would read a value of this replica's rows only. Make it with self.add_weight(..., "

@@ -292,5 +292,7 @@ class KerasStep(LoopStep):
 
 
 def _vector(logs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    if wrong := [name for name, value in logs.items() if value.shape.rank != 0]:
+        raise StepError(f"The model's step logs {wrong}, which are not scalars. Return their means.")
     values = [tf.cast(logs[name], tf.float32) for name in sorted(logs)]
     return tf.stack(values) if values else tf.zeros([0])

@@ -77,6 +77,51 @@ def test_it_gets_a_tuple_of_one_as_from_keras(loop_over: Any, replicas: int) -> 
         assert largest(loop.step.model.net.get_weights()[0], expected.net.get_weights()[0]) < 1e-6  # measured: 6e-8
 
 
+class Forgets(keras.Sequential):
+    """Its step leaves out the metrics that `compile` was given."""
+
+    updates = 1
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(self.updates):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss, "other": loss + 1.0}
+
+
+class ForgetsTwice(Forgets):
+    updates = 2
+
+
+class LogsRows(Forgets):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data) | {"rows": data[1][:, 0]}
+
+
+def _forgetful(kind: type[keras.Model]) -> Any:
+    keras.utils.set_random_seed(0)
+    model = kind([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("kind", [Forgets, ForgetsTwice])
+def test_metrics_given_to_compile_may_be_left_out(loop_over: Any, kind: type[keras.Model]) -> None:
+    with mk.strategy.create("one_device").scope():  # without one, Keras builds no metrics before it asks for them
+        expected = _forgetful(kind)
+    history = expected.fit(_dataset(48), epochs=2, verbose=0).history
+    report = loop_over(lambda: _forgetful(kind), ("mirrored", 2)).fit(_dataset(48), epochs=2, verbose=0)
+    assert report.history.keys() == history.keys() == {"loss", "other"}
+    assert largest(report.history["loss"], history["loss"]) < 1e-5
+
+
+def test_a_log_with_several_numbers_is_named(loop_over: Any) -> None:
+    with pytest.raises(StepError, match=r"logs \['rows'\], which are not scalars. Return their means."):
+        loop_over(lambda: _forgetful(LogsRows)).fit(_dataset(), verbose=0)
+
+
 def test_metrics_given_to_compile_are_those_of_all_rows(loop_over: Any) -> None:
     loop = loop_over(own_models.MODELS["distillation"])
     _, y = own_models.data(41)
