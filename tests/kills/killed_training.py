@@ -1,7 +1,7 @@
 """The training that `soak.py` strikes: everything random in it, four replicas or workers, saved every few steps.
 
     python tests/kills/killed_training.py --out weights.npz [--folder checkpoints] [--log steps.txt] [--epochs 12]
-        [--pace file] [--with shard_optimizer|table]
+        [--pace file] [--with shard_optimizer|table] [--data records|... --set folder]
 
 It writes all its variables, its history, and the steps and updates counted to `--out`, and appends a line to `--log`
 when it begins and after every call: `begin <steps done>`, `step <steps done>`. Of several workers the chief does so;
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -77,6 +79,59 @@ def table_net() -> Any:
     return keras.Sequential([keras.Input((3,), dtype="int64"), L.Embedding(TABLE, 16), L.Flatten(), L.Dense(10)])
 
 
+def recipe(data: str, folder: Path, images: np.ndarray, labels: np.ndarray, **options: Any) -> Any:
+    """The same examples from memory, the devices, files of several formats, or an object; files are written once."""
+    if data in FILES and not folder.exists():
+        unfinished = folder.with_name("unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        FILES[data](unfinished, images, labels)
+        unfinished.rename(folder)
+    if data == "records":
+        return mk.data.records(folder, shuffle_buffer=128, **options)
+    if data == "parquet":
+        return mk.data.parquet(
+            folder, x="x", y="y", shuffle_buffer=128, map=lambda x, y: (tf.reshape(x, [-1, 8, 8, 3]), y), **options
+        )
+    if data == "image_folder":
+        return mk.data.image_folder(folder, image_size=(8, 8), **options)
+    if data == "source":
+        return mk.data.source((images, labels), num_classes=10, **options)
+    split = mk.data.arrays(images, labels, num_classes=10)
+    if data == "resident":
+        return mk.data.resident(split, **options)
+    memory = mk.data.batches(split, **options)
+    if data == "mix":
+        return mk.data.mix({memory: 1, mk.data.source((images // 2, labels), num_classes=10, **options): 2}, seed=2)
+    return memory
+
+
+def write_parquet(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """Two files, with row groups that no batch divides."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), images[0].size)
+    table, half = pa.table({"x": rows, "y": labels}), len(labels) // 2
+    pq.write_table(table.slice(0, half), folder / "a.parquet", row_group_size=50)
+    pq.write_table(table.slice(half), folder / "b.parquet", row_group_size=50)
+
+
+def write_images(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """A PNG of each, in the folder of its class."""
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (folder / str(label)).mkdir(exist_ok=True)
+        tf.io.write_file(str(folder / str(label) / f"{number}.png"), tf.io.encode_png(image))
+
+
+def write_records(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """Three files."""
+    mk.data.write_records(mk.data.arrays(images, labels), folder, num_files=3)
+
+
+FILES = {"records": write_records, "parquet": write_parquet, "image_folder": write_images}
+
+
 def main() -> None:
     """Train, save, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -86,6 +141,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--pace", default=os.devnull, help="while this file is there, 0.2 s pass after each call")
     parser.add_argument("--with", dest="how", choices=["shard_optimizer", "table"], help="of a process by itself")
+    parser.add_argument("--data", default="batches", help="where the examples are read from")
+    parser.add_argument("--set", type=Path, default=Path("set"), help="the folder of those in files")
     options = parser.parse_args()
 
     cluster = mk.cluster.detect()
@@ -95,8 +152,11 @@ def main() -> None:
     rng = np.random.default_rng(0)
     count, of_table = STEPS_PER_EPOCH * 32 - 5, options.how == "table"  # the last batch is smaller
     inputs = rng.integers(TABLE, size=(count, 3)) if of_table else rng.integers(0, 256, (count, 8, 8, 3), "uint8")
-    train = mk.data.batches(
-        mk.data.arrays(inputs, rng.integers(0, 10, count)),
+    train = recipe(
+        options.data,
+        options.set,
+        inputs,
+        rng.integers(0, 10, count),
         global_batch_size=32,
         shuffle=True,
         seed=2,

@@ -16,7 +16,8 @@ import soak
 import watching
 from object_store import store
 from soak_table import Struck
-from strikes import SAVE, START, STEP, TERM, Strike, in_turn
+from strikes import KILL, SAVE, START, STEP, TERM, Strike, in_turn
+from watching import STEPS_PER_EPOCH
 
 from mirrorkit.train.checkpoints.bucket import Bucket
 
@@ -40,6 +41,17 @@ def test_three_kills_change_no_bit_and_tear_no_checkpoint(tmp_path: Path, how: s
     lives = struck("process", in_turn("the process", 3), 6, tmp_path, "--with", how)
     assert [life.moment for life in lives] == [STEP, SAVE, START]
     assert lives[1].unfinished  # it was killed within a save
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("data", ["resident", "records", "parquet", "image_folder", "source", "mix"])
+def test_a_kill_within_an_epoch_changes_no_bit_wherever_the_examples_are(tmp_path: Path, data: str) -> None:
+    """The workers below, and the process above, have theirs in memory."""
+    (life,) = struck(
+        "process", [Strike("the process", KILL, STEP)], 2, tmp_path, "--data", data, "--set", f"{tmp_path}/set"
+    )
+    assert life.reached % STEPS_PER_EPOCH  # within an epoch
 
 
 @pytest.mark.slow
