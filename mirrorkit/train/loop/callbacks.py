@@ -140,10 +140,11 @@ def choose_modes(hooks: Any, modes: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def keras_calls_together(strategy: tf.distribute.Strategy, model: Any) -> Iterator[None]:
+def keras_calls_guarded(strategy: tf.distribute.Strategy, model: Any) -> Iterator[None]:
     """Within the block, an error names workers of which only some call Keras's own `evaluate` or `predict`.
 
-    Without it, these would wait for the others, as in a callback with `chief_only`.
+    Without it, these would wait for the others, as in a callback with `chief_only`. A callback that has changed an
+    attribute, and lets Keras trace again, is refused: the step was traced already.
     """
     names = [name for name in ("evaluate", "predict") if num_workers(strategy) > 1 and hasattr(model, name)]
 
@@ -152,12 +153,19 @@ def keras_calls_together(strategy: tf.distribute.Strategy, model: Any) -> Iterat
             of_all_workers(strategy, 0)
         return method(*args, **options)
 
-    methods = {name: functools.partial(together, name, getattr(model, name)) for name in names}
+    def make_train_function(force: bool = False) -> None:
+        raise StepError(
+            "A callback called make_train_function, so that Keras traces again. The step is traced once, and would not "
+            "see what has changed: keep it in a keras.Variable, or compile the model again between two fits."
+        )
+
+    methods: dict[str, Any] = {name: functools.partial(together, name, getattr(model, name)) for name in names}
+    methods |= {"make_train_function": make_train_function}
     vars(model).update(methods)  # not by assignment, which Keras would track
     try:
         yield
     finally:
-        for name in names:
+        for name in methods:
             del vars(model)[name]
 
 

@@ -25,7 +25,7 @@ from mirrorkit.train.loop.callbacks import (
     callback_list,
     choose_modes,
     end_training,
-    keras_calls_together,
+    keras_calls_guarded,
     release,
     some_act_on_batches,
     verbosity,
@@ -240,7 +240,7 @@ class Loop:
             print(chosen(self.strategy), flush=True)
         self._told_where = True
         try:
-            with keras_calls_together(self.strategy, model), explained(self.strategy):
+            with keras_calls_guarded(self.strategy, model), explained(self.strategy):
                 step.prepare(training.element_spec)
                 choose_modes(hooks, step.modes)
                 each_step = self._takes_each_step(callbacks)

@@ -101,3 +101,12 @@ def test_stopped_as_an_epoch_begins(loop: Any, data: Any) -> None:
 
     loop.fit(data, epochs=4, callbacks=[Stops()], verbose=0)
     assert int(loop.step.optimizer.iterations.numpy()) == 5 + 1
+
+
+def test_a_callback_that_lets_keras_trace_again_is_refused(loop: mk.train.Loop, data: mk.data.Recipe) -> None:
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: loop.step.model.make_train_function(force=True)
+    )
+    with pytest.raises(mk.errors.StepError, match=r"called make_train_function.*keras\.Variable"):
+        loop.fit(data, callbacks=[callback], verbose=0)
+    loop.step.model.make_train_function(force=True)  # afterwards it is Keras's again
