@@ -18,7 +18,7 @@ _SECONDS, _SHARE = 5.0, 0.01  # all later checks together: seconds, or a share o
 
 
 class LaterChecks:
-    """Checks batches again: after 10, 100, 1,000, ... steps of a loop, and after changes by callbacks.
+    """Checks batches again: after 11, 101, 1,001, ... steps of a loop, and after changes by callbacks.
 
     Such a change is one of a small variable that the step reads and no update writes; of its changes, the first, the
     second, the fourth and so on. A first batch that could tell nothing is followed by others likewise.
@@ -48,7 +48,8 @@ class LaterChecks:
         if self._check is None or not is_chief(self._step.strategy):
             return False
         is_checked = "train" in self._step.checked
-        due = 10 ** len(str(self._right)) if is_checked else 2 * self._right
+        # An odd number, where the first check was of an even one: some trainings do otherwise in every second step.
+        due = 10 ** len(str(self._right)) + 1 if is_checked else 2 * self._right
         if is_checked and self._spent + self._last > max(_SECONDS, _SHARE * self._trained):
             if steps >= due and not self._is_told:
                 self._is_told = True

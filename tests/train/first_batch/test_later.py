@@ -58,7 +58,17 @@ class _CentersLater(L.Layer):  # type: ignore[name-defined]
         if not training:
             return x
         self.steps.assign(self.steps + 1.0)
-        return x - ops.where(self.steps > 3.5, 0.5, 0.0) * ops.mean(x, axis=0, keepdims=True)
+        return x - ops.where(self.is_on(), 0.5, 0.0) * ops.mean(x, axis=0, keepdims=True)
+
+    def is_on(self) -> Any:
+        return self.steps > 3.5
+
+
+class _CentersInOddSteps(_CentersLater):
+    """The first step is step 0."""
+
+    def is_on(self) -> Any:
+        return ops.equal(self.steps % 2, 0.0)
 
 
 class _TwoUpdates(keras.Model):  # type: ignore[name-defined, misc]
@@ -159,9 +169,9 @@ def test_rows_that_show_it_come_later(make_loop: Any, checked: list[int]) -> Non
     """The batch that comes next is looked at, and then trained on."""
     loop = make_loop(TWO, lambda: sequential((4,), _OfPresent(), L.Dense(1)), steps_per_call=1)
     padded = X[:8] * (np.arange(8) % 4 != 1)[:, None]
-    with pytest.raises(StepError, match=r"At step 10 .*depends on the other examples"):
-        loop.fit(_batches_and_then(X[:8], 10, padded), verbose=0)
-    assert checked == [10]
+    with pytest.raises(StepError, match=r"At step 11 .*depends on the other examples"):
+        loop.fit(_batches_and_then(X[:8], 11, padded), verbose=0)
+    assert checked == [11]
 
 
 @pytest.mark.slow
@@ -178,11 +188,11 @@ def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: lis
 
 @pytest.mark.slow
 def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int]) -> None:
-    weights = np.repeat([0.0, 1.0], [24, 64]).astype("float32")
-    x = np.tile(X[:8], (11, 1))
+    weights = np.repeat([0.0, 1.0], [24, 72]).astype("float32")
+    x = np.tile(X[:8], (12, 1))
     loop = make_loop(TWO, line_net, steps_per_call=1)
     loop.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1], weights)).batch(8), verbose=0)
-    assert checked == [10]  # of the three, and the fourth, was known before the first step
+    assert checked == [11]  # of the three, and the fourth, was known before the first step
 
 
 @pytest.mark.slow
@@ -191,9 +201,17 @@ def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> N
     """Found at the end of the first call with what it has assigned."""
     loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=2)
     switch = _SwitchOn(loop.step.model.layers[1].share, 1.0, hook, 3)
-    with pytest.raises(StepError, match=r"the check at step 10.*depends on the other examples"):
+    with pytest.raises(StepError, match=r"the check at step 12.*depends on the other examples"):
         loop.fit(ENDLESS, steps_per_epoch=5, epochs=9, callbacks=[switch], verbose=0)
     assert loop.step.optimizer.iterations == (17 if hook == "on_epoch_begin" else 22)
+
+
+@pytest.mark.slow
+def test_every_second_step(make_loop: Any, checked: list[int]) -> None:
+    """The first step, which is even, does not show it."""
+    loop = make_loop(TWO, lambda: sequential((4,), L.Dense(3), _CentersInOddSteps(), L.Dense(1)), steps_per_call=1)
+    with pytest.raises(StepError, match=r"At step 11 .*depends on the other examples"):
+        loop.fit(ENDLESS, steps_per_epoch=20, verbose=0)
 
 
 def test_a_layer_that_counts_steps(make_loop: Any) -> None:
@@ -233,8 +251,8 @@ def test_gradients_that_are_nothing_but_rounding(
     settles = keras.callbacks.Callback()
     best = [np.array([[slope], [0.0], [0.0], [0.0]]), np.array([bias])]
     settles.on_train_batch_end = lambda batch, logs=None: loop.step.model.set_weights(best)
-    loop.fit(plain_dataset(x, y, batch=16).repeat(), steps_per_epoch=10, callbacks=[settles], verbose=0)
-    assert checked == [10]
+    loop.fit(plain_dataset(x, y, batch=16).repeat(), steps_per_epoch=11, callbacks=[settles], verbose=0)
+    assert checked == [11]
     monkeypatch.setattr(parts, "but_for_rounding", lambda whole, parts, nudged: parts)
     with pytest.raises(StepError, match="gradients"):
         check_module.compare_parts(loop._passes.step, (tf.constant(x), tf.constant(y)), "train")
@@ -274,12 +292,12 @@ def test_a_right_training_goes_on_with_the_same_bits(
         draws = [random.random(), np.random.uniform(), tf.random.normal([3]), keras.random.normal([3])]
         return [*variables, *history.values(), calls, *draws, len(loop._passes.calls._traces)]
 
-    expected = trained()
-    assert checked == [10]
+    expected, first = trained(), 12 if make is _supervised else 11
+    assert checked == [first]
     monkeypatch.setattr(LaterChecks, "is_due", lambda self, steps: False)
     for one, other in zip(trained(), expected, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-    assert checked == [10]
+    assert checked == [first]
 
 
 def test_what_has_no_parts_or_is_unchecked_is_left_alone(make_loop: Any, strategy_of: Any, checked: list[int]) -> None:
@@ -323,11 +341,11 @@ def test_a_further_fit_counts_on_and_one_that_resumes_too(make_loop: Any, checke
     first.fit(ENDLESS, steps_per_epoch=4, epochs=2, callbacks=[saved], verbose=0)
     assert checked == []
     first.fit(ENDLESS, steps_per_epoch=60, epochs=2, verbose=0)
-    assert checked == [10, 100]
+    assert checked == [11, 101]
     checked.clear()
     resumed = loop()
     resumed.fit(ENDLESS, steps_per_epoch=4, epochs=4, callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0)
-    assert checked == [10]
+    assert checked == [11]
 
 
 def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: Any, caplog: Any) -> None:
@@ -351,22 +369,22 @@ def test_the_time_of_all_checks_is_bounded(make_loop: Any, monkeypatch: Any, cap
         return made
 
     some = checks(3.0)
-    assert not some.is_due(9)
-    for steps in (10, 100):  # as long as five seconds are not over
+    assert not some.is_due(10)
+    for steps in (11, 101):  # as long as five seconds are not over
         assert some.is_due(steps)
         some.check(steps, None)
         assert not some.is_due(steps + 1)
     with caplog.at_level("INFO", "mirrorkit"):
-        assert not some.is_due(1000)  # a third one of two seconds
-    assert "The check at step 1000 waits" in caplog.text
+        assert not some.is_due(1001)  # a third one of two seconds
+    assert "The check at step 1001 waits" in caplog.text
     some._trained = 599.0
-    assert not some.is_due(1001)
+    assert not some.is_due(1002)
     some._trained = 601.0
-    assert some.is_due(1002)
+    assert some.is_due(1003)
     del some._step.checked["train"]  # none of them could tell anything: the next does not wait
     some._trained = 0.0
     assert some.is_due(2000)
-    assert not checks(6.0).is_due(10)  # by the first check
+    assert not checks(6.0).is_due(11)  # by the first check
 
 
 @pytest.mark.parametrize("what", ["evaluate", "predict", "validation"])
