@@ -57,11 +57,10 @@ def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
     if isinstance(step, Custom):
         return None
     is_cut = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1) > 1
-    is_left_out = False
-    if isinstance(step, KerasStep) or what == "predict":
-        is_left_out = "rows" in step.options.unchecked
+    is_keras = isinstance(step, KerasStep)
+    is_left_out = (is_keras or what == "predict") and "rows" in step.options.unchecked
     if what == "predict":
-        is_left_out |= isinstance(step, KerasStep) or step.is_synchronized or step.options.runs_keras
+        is_left_out |= is_keras or step.is_synchronized or step.options.runs_keras
     return functools.partial(compare_parts, again=again) if is_cut and not is_left_out else None
 
 
