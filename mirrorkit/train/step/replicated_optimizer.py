@@ -115,7 +115,7 @@ def needs_whole_weights(optimizer: KerasOptimizer) -> str | None:
 def is_elsewhere(strategy: tf.distribute.Strategy, model: KerasModel) -> str | None:
     """Return where the weights are, if not on the device of each replica."""
     if not has_copies(strategy) or is_tpu(strategy):
-        return f"{class_name(strategy)} has no copy of the weights on each replica"
+        return f"{class_name(strategy)} has no copy of the weights on each replica, as mirrored and multi_worker have"
     is_placed = are_placed(strategy, [*model.trainable_variables, *model.non_trainable_variables])
     return "the model is placed on several devices (mk.parallel.Layout)" if is_placed else None
 
