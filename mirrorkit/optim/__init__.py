@@ -8,7 +8,7 @@ new_weights, new_slots = mk.optim.functional_apply(optimizer, weights, slots, gr
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.optim.by_rows import ByRows as ByRows
+from mirrorkit.optim.by_rows import ByRows as ByRows, leaves_rows_alone as leaves_rows_alone
 from mirrorkit.optim.functional import (
     functional_apply,
     schedule_of as schedule_of,

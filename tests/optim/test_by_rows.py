@@ -74,8 +74,8 @@ def test_exclusions_from_weight_decay_hold(excluded: int) -> None:
 
 def test_a_table_that_does_not_decay_is_left_alone() -> None:
     """However small the decay of the other is; what moves on by other optimizers: tests/equivalence."""
-    optimizer, _ = _made("SGD", {"weight_decay": 1e-8, "excluded": [2]})
-    assert [ByRows(optimizer, table, 2).leaves_alone() for table in _TABLES] == [False, True]
+    optimizer, weights = _made("SGD", {"weight_decay": 1e-8, "excluded": [2]})
+    assert [optim.leaves_rows_alone(optimizer, weights[table]) for table in _TABLES] == [False, True]
 
 
 # --- an optimizer built for pieces of weights; fails when the private names of Keras move on which this stands
