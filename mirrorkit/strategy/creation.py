@@ -113,7 +113,8 @@ def chosen(strategy: tf.distribute.Strategy) -> str:
             _log.warning(
                 "This machine has %d GPUs, and the training uses one: %s. Make model and optimizer in `with "
                 "mk.strategy.create().scope():`.",
-                *(gpus, why),
+                gpus,
+                why,
             )
     return ": ".join(filter(None, [describe(strategy), why]))
 
