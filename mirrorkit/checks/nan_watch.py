@@ -87,18 +87,17 @@ class NanWatch(LoopCallback):
         """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
         if self._copy is None:  # between two epochs: a callback wrote it
             raise error
-        batch, text = self._diagnose(self._copy, error.batch + 1)
+        batch, cause = self._diagnose(self._copy, error.batch + 1)
+        what, step = str(error), error.step
         if error.variable is None:
-            raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
-        step = error.step - error.batch + batch
-        raise NonFiniteLossError(
-            f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, batch "
-            f"{batch} of it; all counted from 0), though the loss stayed finite. {text}",
-            step=step,
-            epoch=self._epoch,
-            batch=batch,
-            variable=error.variable,
-        )
+            batch = error.batch
+        else:
+            step += batch - error.batch
+            what = (
+                f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, "
+                f"batch {batch} of it; all counted from 0), though the loss stayed finite."
+            )
+        raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=self._epoch, batch=batch, variable=error.variable)
 
     def get_state(self) -> None:
         """Return None: the copies are not saved."""

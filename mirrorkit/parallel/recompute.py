@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +45,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
     def __call__(self, x: Nest, **options: Any) -> Nest:
         """Call the block with one positional input, and others by keyword."""
         if not self.block.built:  # outside of what is computed again
-            self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))
+            symbol, named = tf.nest.map_structure(_symbol, (x, options))
+            self.block(symbol, **named)
         return super().__call__(x, **options)
 
     def build(self, input_shape: Any) -> None:
@@ -126,10 +126,6 @@ def _mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
     return mask
 
 
-def _symbols(values: Iterable[Any]) -> list[Any]:
-    """Put symbols in the place of tensors."""
-
-    def symbol(value: Any) -> Any:
-        return keras.KerasTensor(value.shape, value.dtype) if tf.is_tensor(value) else value
-
-    return [tf.nest.map_structure(symbol, value) for value in values]
+def _symbol(value: Any) -> Any:
+    """Return a symbol in the place of a tensor."""
+    return keras.KerasTensor(value.shape, value.dtype) if tf.is_tensor(value) else value
