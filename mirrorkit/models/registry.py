@@ -88,7 +88,7 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
         **options: other options of the model's builder, such as `depth` and `width` of "wide_resnet".
 
     Raises:
-        ModelError: an unknown name, or a shape that does not fit the model.
+        ModelError: an unknown name, or an `input_shape` or `num_classes` that no model can have.
         TypeError: an option that the builder does not take.
     """
     builder = find(name)

@@ -23,7 +23,7 @@ from mirrorkit.optim.other_weights import (
 from mirrorkit.optim.packed import Joined as Joined, Packed as Packed
 from mirrorkit.optim.slots import (
     places_of as places_of,
-    slots_by_name as slots_by_name,
+    slots_of as slots_of,
     treats_numbers_alike as treats_numbers_alike,
 )
 

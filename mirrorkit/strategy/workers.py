@@ -10,7 +10,6 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.cluster import task_name
-from mirrorkit.devices import resolve
 from mirrorkit.errors import ArgumentError
 
 
@@ -92,7 +91,8 @@ def replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
     try:
         return list(strategy.extended.worker_devices)
     except RuntimeError:  # the default strategy has no list
-        return [resolve(None)[0]]
+        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return [found[0].name]
 
 
 def local_replica(strategy: tf.distribute.Strategy) -> int:

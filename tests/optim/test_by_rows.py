@@ -112,7 +112,7 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     numbered = [v.path for v in ordinary.variables]
     assert [s.path for s in slots if "variable" not in s.path] == [p for p in numbered if "variable" not in p]
     assert len(slots) == len(numbered)
-    lists = list(optim.slots_by_name(ordinary).values())
+    lists = optim.slots_of(ordinary)
     others = [v for v in ordinary.variables if not any(v is slot for of_all in lists for slot in of_all)]
     for slot, variable in zip(slots, ordinary.variables, strict=True):
         assert (others[slot.kind] if slot.weight is None else lists[slot.kind][slot.weight]) is variable
