@@ -127,8 +127,9 @@ def assign(variable: Any, value: Any) -> None:
 class Snapshot:
     """The values that variables had when they were added; every replica's copy counts as a variable of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Iterable[Any] = ()) -> None:
         self._values: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}  # handles and values, by the ids of the handles
+        self.add(variables)
 
     def holds(self, variable: Any) -> bool:
         """Return whether every copy of this variable is remembered."""
@@ -167,8 +168,7 @@ def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
 
     The generators are Python's, NumPy's and TensorFlow's global ones. The block may add variables to what it is given.
     """
-    snapshot = Snapshot()
-    snapshot.add(variables)
+    snapshot = Snapshot(variables)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     generator = _global_generator()
     generator_state = None if generator is None else tf.identity(generator.state)

@@ -77,7 +77,7 @@ class NanWatch(LoopCallback):
         """Check the variables and copy them, if the last copy is old."""
         if self._copy is None or batch - self._batch >= self._every:
             self._finite.require()
-            self._batch, self._copy = batch, self._values()
+            self._batch, self._copy = batch, Snapshot(self._variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Discard the copy; the loop has checked the last updates."""
@@ -108,7 +108,7 @@ class NanWatch(LoopCallback):
         replay = Replay(self.loop.running, self._epoch, self._batch)
         goes_on = True
         while goes_on:
-            batch, before = replay.batch, self._values()
+            batch, before = replay.batch, Snapshot(self._variables)
             goes_on = replay.update()
             if replay.batch >= end or self._finite.found() is not None:
                 break
@@ -135,8 +135,3 @@ class NanWatch(LoopCallback):
     @property
     def _finite(self) -> Any:
         return self.loop.running.finite
-
-    def _values(self) -> Snapshot:
-        values = Snapshot()
-        values.add(self._variables)
-        return values
