@@ -57,8 +57,8 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     if workers == 1:
         return np.array(value, np.float64)[np.newaxis]
     flat = value.ravel()
-    place = _place.get().encode()
-    head = [flat.size, zlib.crc32(place), *_words(place, _PLACE)]
+    here = _place.get().encode()
+    head = [flat.size, zlib.crc32(here), *_words(here, _PLACE)]
     first = _exchanged(strategy, np.concatenate([head, flat[: _SMALL - len(head)]]), _SMALL)
     heads, found = np.split(first, [len(head)], axis=1)
     if (heads != heads[0]).any():
