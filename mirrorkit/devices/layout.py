@@ -159,10 +159,10 @@ def _first(kind: str, count: int | None) -> tuple[str, ...]:
 
 def _named(names: Sequence[str]) -> tuple[str, ...]:
     found = find()
-    short = tuple(short_name(name) for name in names)
-    missing = [name for name, s in zip(names, short, strict=True) if s not in found]
+    missing = [name for name in names if short_name(name) not in found]
     if missing:
         raise DeviceError(f"{listed(missing)} asked for, found: {listed(found)}. {_how_to_rehearse(len(names))}")
+    short = tuple(map(short_name, names))
     if len(set(short)) < len(short):
         raise DeviceArgumentError(f"devices={list(names)} names a device twice; each replica needs its own.")
     return short

@@ -100,9 +100,15 @@ def build(
             f"This process already made the strategy of {_joined[0]}. TensorFlow allows one per process; keep it."
         )
     require_network(cluster, timeout=start_timeout)
-    versions = {"mirrorkit": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
-    versions |= {"NumPy": np.__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
-    must_agree = {**versions, "GPUs per worker": gpus, "communication": communication}
+    must_agree = {
+        "mirrorkit": __version__,
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "NumPy": np.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "GPUs per worker": gpus,
+        "communication": communication,
+    }
     wait_for_all(cluster, timeout=start_timeout, must_agree=must_agree)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs(cluster)),
