@@ -61,15 +61,15 @@ def seconds(name: str, value: Any, error: type[MirrorkitError]) -> float:
 
 
 def require_kinds(kinds: Mapping[str, Any], values: Mapping[str, Any], error: type[MirrorkitError]) -> None:
-    """Refuse an argument that is not of its kind, its annotation; one that is not in the table passes."""
+    """Refuse an argument that is not of its kind, its annotation; one of a kind that is not known passes."""
     for name, value in values.items():
-        kind = str(kinds[name])
+        kind = str(kinds.get(name))
         if value is None and kind.endswith(" | None"):
             continue
         kind = kind.removesuffix(" | None")
-        words, is_of = _KINDS.get(kind) or _KINDS.get(kind.partition("[")[0], _ANYTHING)
-        if not is_of(value):
-            raise error(f"{name} must be {words}, found {value!r}.")
+        known = _KINDS.get(kind) or _KINDS.get(kind.partition("[")[0])
+        if known and not known[1](value):
+            raise error(f"{name} must be {known[0]}, found {value!r}.")
 
 
 def checks_arguments(error: type[MirrorkitError]) -> Callable[[F], F]:
@@ -81,7 +81,7 @@ def checks_arguments(error: type[MirrorkitError]) -> Callable[[F], F]:
         @functools.wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
             given = {**dict(zip(kinds, args, strict=False)), **options}
-            require_kinds(kinds, {name: given[name] for name in kinds if name in given}, error)
+            require_kinds(kinds, given, error)
             return function(*args, **options)
 
         return checked  # type: ignore[return-value]
@@ -89,7 +89,6 @@ def checks_arguments(error: type[MirrorkitError]) -> Callable[[F], F]:
     return decorate
 
 
-_ANYTHING = ("anything", lambda value: True)
 _PATH = ("a path", lambda value: isinstance(value, (str, os.PathLike)))
 _FUNCTION = ("a function", callable)
 # By annotation: the words for it, and whether a value is one.

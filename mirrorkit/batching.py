@@ -11,14 +11,13 @@ Plain Python: importing this does not start TensorFlow.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Literal
 
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import StepError
-
-_warned: set[tuple[int, int]] = set()
 
 
 def per_replica_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
@@ -78,7 +77,7 @@ def scale_learning_rate(
         StepError: a number is not positive, or the rule is unknown.
     """
     _check_positive(global_batch_size=global_batch_size, base_batch_size=base_batch_size)
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
+    if not 0 < learning_rate < math.inf:
         raise StepError(f"learning_rate must be a positive number, got {learning_rate!r}.")
     ratio = global_batch_size / base_batch_size
     if rule == "linear":
@@ -101,17 +100,20 @@ def check_split(global_batch_size: int, replicas: int) -> None:
     Raises:
         StepError: a number is not a positive whole number.
     """
+    if len(set(per_replica_sizes(global_batch_size, replicas))) > 1:
+        _warn_of_shares(global_batch_size, replicas)
+
+
+@functools.cache
+def _warn_of_shares(global_batch_size: int, replicas: int) -> None:
     sizes = per_replica_sizes(global_batch_size, replicas)
-    if len(set(sizes)) == 1 or (global_batch_size, replicas) in _warned:
-        return
-    _warned.add((global_batch_size, replicas))
     below = global_batch_size // replicas * replicas
     equal = [str(size) for size in (below, below + replicas) if size]
     warnings.warn(
         f"A global batch of {global_batch_size} examples cannot be shared equally by {replicas} replicas: they get "
         f"{', '.join(map(str, sizes))}. The result is correct, but each step waits for the largest share. "
         f"Shared equally: {' or '.join(equal)}.",
-        stacklevel=2,
+        stacklevel=3,
     )
 
 

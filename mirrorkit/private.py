@@ -133,8 +133,7 @@ NEEDS = (
     ),
     Names(
         "keras.optimizers.Optimizer",
-        "apply scale_loss _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key"
-        " _overwrite_model_variables_with_average_value",
+        "apply scale_loss _backend_update_step _backend_apply_gradients _apply_weight_decay _use_weight_decay _var_key",
         "an optimizer as a pure function, and one that averages gradients in a model's own train_step",
     ),
     Names(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +27,7 @@ class RecordedCall:
     layer: Any
     inputs: list[tf.Tensor]
     result: Any
-    outputs: list[tf.Tensor] = field(default_factory=list)
+    outputs: list[tf.Tensor]
 
     @property
     def name(self) -> str:

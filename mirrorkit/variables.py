@@ -127,19 +127,20 @@ def assign(variable: Any, value: Any) -> None:
 class Snapshot:
     """The values that variables had when they were added; every replica's copy counts as a variable of its own."""
 
-    def __init__(self) -> None:
-        self._values: dict[int, tuple[Any, tf.Tensor]] = {}  # by the id of the copy's handle
+    def __init__(self, variables: Iterable[Any] = ()) -> None:
+        self._values: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}  # handles and values, by the ids of the handles
+        self.add(variables)
 
     def holds(self, variable: Any) -> bool:
         """Return whether every copy of this variable is remembered."""
-        return all(_key(copy) in self._values for copy in copies(variable))
+        return all(id(copy.handle) in self._values for copy in copies(variable))
 
     def add(self, variables: Iterable[Any]) -> None:
         """Remember the present values of Keras or TensorFlow variables, except of those that were added before."""
         for variable in variables:
             for copy in copies(variable):
-                if _key(copy) not in self._values:
-                    self._values[_key(copy)] = (copy, tf.identity(copy))
+                if id(copy.handle) not in self._values:
+                    self._values[id(copy.handle)] = (copy.handle, tf.identity(copy))
 
     def add_captured(self, traced: Any) -> None:
         """Remember the variables that a traced function holds, as `add` does.
@@ -152,13 +153,13 @@ class Snapshot:
         for handle in traced.captured_inputs:
             data = getattr(handle, "_handle_data", None)  # private to TensorFlow; iterators and tables have none
             if data is not None and data.is_set and id(handle) not in self._values:
-                captured = _Captured(handle, data.shape_and_type[0].dtype)
-                self._values[id(handle)] = (captured, captured.read_value())
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=data.shape_and_type[0].dtype)
+                self._values[id(handle)] = (handle, value)
 
     def put_back(self) -> None:
         """Give every copy the value that it had."""
-        for copy, value in self._values.values():
-            copy.assign(value)
+        for handle, value in self._values.values():
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 @contextmanager
@@ -167,8 +168,7 @@ def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
 
     The generators are Python's, NumPy's and TensorFlow's global ones. The block may add variables to what it is given.
     """
-    snapshot = Snapshot()
-    snapshot.add(variables)
+    snapshot = Snapshot(variables)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     generator = _global_generator()
     generator_state = None if generator is None else tf.identity(generator.state)
@@ -180,24 +180,6 @@ def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
         np.random.set_state(numpy_state)
         if generator is not None:
             generator.state.assign(generator_state)
-
-
-class _Captured:
-    """A variable of which only the handle is known."""
-
-    def __init__(self, handle: tf.Tensor, dtype: int) -> None:
-        self.handle = handle
-        self._dtype = tf.as_dtype(dtype)
-
-    def read_value(self) -> tf.Tensor:
-        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
-
-    def assign(self, value: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
-
-
-def _key(copy: Any) -> int:
-    return id(getattr(copy, "handle", copy))
 
 
 def _global_generator() -> Any:

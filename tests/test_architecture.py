@@ -137,7 +137,7 @@ TESTS_OF = {
     ),
     "test_functional.py": (
         "TFOptimizer BaseOptimizer apply scale_loss _backend_update_step _backend_apply_gradients "
-        "_apply_weight_decay _use_weight_decay _var_key _overwrite_model_variables_with_average_value "
+        "_apply_weight_decay _use_weight_decay _var_key "
         "_learning_rate _trainable_variables"
     ),
     "test_in_process.py": "_allow_run_without_coordinator",

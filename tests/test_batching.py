@@ -38,8 +38,8 @@ def test_an_equal_split_is_silent():
         batching.check_split(256, 4)
 
 
-def test_an_unequal_split_warns_once_with_the_nearest_sizes(monkeypatch):
-    monkeypatch.setattr(batching, "_warned", set())
+def test_an_unequal_split_warns_once_with_the_nearest_sizes():
+    batching._warn_of_shares.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batching.check_split(250, 4)

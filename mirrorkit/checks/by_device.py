@@ -69,8 +69,9 @@ def on_devices(loop: Loop, data: Any) -> OnDevices:
     _count(graph.node, "", "", functions, operations)
     memory: dict[str, Counter[str]] = defaultdict(Counter)
     for kind, variables in by_kind(loop.step).items():
-        for copy in (copy for variable in variables for copy in copies(variable)):
-            memory[_short(copy.device)][kind] += copy.shape.num_elements() * copy.dtype.size
+        for variable in variables:
+            for copy in copies(variable):
+                memory[_short(copy.device)][kind] += copy.shape.num_elements() * copy.dtype.size
     return OnDevices(memory, operations)
 
 

@@ -77,7 +77,7 @@ class NanWatch(LoopCallback):
         """Check the variables and copy them, if the last copy is old."""
         if self._copy is None or batch - self._batch >= self._every:
             self._finite.require()
-            self._batch, self._copy = batch, self._values()
+            self._batch, self._copy = batch, Snapshot(self._variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Discard the copy; the loop has checked the last updates."""
@@ -87,18 +87,17 @@ class NanWatch(LoopCallback):
         """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
         if self._copy is None:  # between two epochs: a callback wrote it
             raise error
-        batch, text = self._diagnose(self._copy, error.batch + 1)
+        batch, cause = self._diagnose(self._copy, error.batch + 1)
+        what, step = str(error), error.step
         if error.variable is None:
-            raise NonFiniteLossError(f"{error} {text}", step=error.step, epoch=error.epoch, batch=error.batch)
-        step = error.step - error.batch + batch
-        raise NonFiniteLossError(
-            f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, batch "
-            f"{batch} of it; all counted from 0), though the loss stayed finite. {text}",
-            step=step,
-            epoch=self._epoch,
-            batch=batch,
-            variable=error.variable,
-        )
+            batch = error.batch
+        else:
+            step += batch - error.batch
+            what = (
+                f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, "
+                f"batch {batch} of it; all counted from 0), though the loss stayed finite."
+            )
+        raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=self._epoch, batch=batch, variable=error.variable)
 
     def get_state(self) -> None:
         """Return None: the copies are not saved."""
@@ -109,7 +108,7 @@ class NanWatch(LoopCallback):
         replay = Replay(self.loop.running, self._epoch, self._batch)
         goes_on = True
         while goes_on:
-            batch, before = replay.batch, self._values()
+            batch, before = replay.batch, Snapshot(self._variables)
             goes_on = replay.update()
             if replay.batch >= end or self._finite.found() is not None:
                 break
@@ -136,8 +135,3 @@ class NanWatch(LoopCallback):
     @property
     def _finite(self) -> Any:
         return self.loop.running.finite
-
-    def _values(self) -> Snapshot:
-        values = Snapshot()
-        values.add(self._variables)
-        return values

@@ -16,7 +16,7 @@ from mirrorkit.data import without_none
 from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall, recorded
 from mirrorkit.train import Step, UnpackedBatch, shards, training_argument, unpack_batch
-from mirrorkit.variables import distinct, native, path, unchanged
+from mirrorkit.variables import distinct, path, unchanged
 
 Range = tuple[float, float]
 
@@ -106,7 +106,7 @@ def find_in_shards(
     for variable in [*getattr(step, "variables", []), *slots] if variables is None else variables:
         if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
-    if _computes_a_loss(step) and step.strategy is not None and step.supervised(step.strategy).is_whole:
+    if _computes_a_loss(step) and step.supervised(step.strategy).is_whole:
         shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
         batch = _unpack(step, shard)
@@ -119,7 +119,7 @@ def find_in_shards(
 
 def _unpack(step: Any, batch: Any) -> UnpackedBatch:
     """Take a batch apart as the step does."""
-    if _computes_a_loss(step) and step.strategy is not None:
+    if _computes_a_loss(step):
         return step.supervised(step.strategy).unpack(batch)
     return UnpackedBatch(batch) if isinstance(step, Step) else unpack_batch(batch)
 
@@ -131,7 +131,7 @@ def _computes_a_loss(step: Any) -> bool:
 
 def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
     for what, nest in zip(("input", "target", "sample weight"), batch, strict=True):
-        yield from _in_nest(what, {} if nest is None else nest, whole="of the batch")
+        yield from _in_nest(what, nest, whole="of the batch")
 
 
 def _in_nest(what: str, nest: Any, *, whole: str = "") -> Iterator[NonFinite]:
@@ -168,8 +168,8 @@ def _in_own_step(step: Any, batch: UnpackedBatch) -> Iterator[NonFinite]:
 
 def _forth_and_back(model: Any, objective_of: Callable[[Any, Any], tf.Tensor | None]) -> Iterator[NonFinite]:
     variables = list(model.trainable_variables)
-    weights = [_value(variable) for variable in variables]
-    state = [_value(variable) for variable in model.non_trainable_variables]
+    weights = [tf.convert_to_tensor(variable) for variable in variables]
+    state = [tf.convert_to_tensor(variable) for variable in model.non_trainable_variables]
     with tf.GradientTape() as tape:
         tape.watch(weights)
         with recorded() as calls:
@@ -228,7 +228,3 @@ def _numbers(tensors: Sequence[Any]) -> np.ndarray:
 def _range(numbers: np.ndarray) -> Range | None:
     finite = numbers[np.isfinite(numbers)]
     return (float(finite.min()), float(finite.max())) if finite.size else None
-
-
-def _value(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(native(variable))

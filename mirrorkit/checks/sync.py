@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit._types import ConcreteFunction
 from mirrorkit.checks.bits import checksums
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import arrays_of_all_workers, first_replica, has_copies, of_chief
+from mirrorkit.strategy import bytes_of_all_workers, first_replica, has_copies, of_chief
 from mirrorkit.train import TraceOnce, check_variables
 from mirrorkit.variables import assign, copies, is_sharded, native, path
 
@@ -185,13 +185,13 @@ class Replicas:
 
     def _difference(self, variable: Any) -> Difference:
         own = np.stack([copy.numpy().ravel() for copy in copies(variable)])
-        # The bits travel as whole numbers of at most 4 bytes, [replicas, words], of which an element takes some.
-        words = own.view(f"u{min(own.itemsize, 4)}")
-        every = arrays_of_all_workers(self.strategy, words).reshape(-1, words.shape[1])
-        apart = (every != every[0]).reshape(len(every), own.shape[1], -1).any(axis=2)
+        data = b"".join(bytes_of_all_workers(self.strategy, own.tobytes(), own.nbytes))
+        every = np.frombuffer(data, own.dtype).reshape(-1, own.shape[1])  # [replicas, elements]
+        bits = every.view(np.uint8).reshape(*every.shape, own.itemsize)
+        apart = (bits != bits[0]).any(axis=2)
         replica = int(np.flatnonzero(apart.any(axis=1))[0])
-        wide = np.complex128 if np.iscomplexobj(own) else np.float64
-        one, other = every[[0, replica]].astype(words.dtype).view(own.dtype)[:, apart[replica]].astype(wide)
+        wide = np.result_type(own.dtype, np.float64)  # complex numbers stay so
+        one, other = every[[0, replica]][:, apart[replica]].astype(wide)
         with np.errstate(invalid="ignore"):  # two infinities
             distance = np.nan_to_num(np.abs(one - other), nan=np.inf, posinf=np.inf)
         largest = float(distance[one != other].max(initial=0))

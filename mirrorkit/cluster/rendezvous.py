@@ -22,6 +22,7 @@ from mirrorkit.cluster.messages import Signature
 from mirrorkit.cluster.network import door, host_and_port
 from mirrorkit.cluster.variables import JOB_TOKEN, job_token
 from mirrorkit.errors import ClusterError
+from mirrorkit.printing import few
 from mirrorkit.within import within
 
 _log = logging.getLogger("mirrorkit")
@@ -126,7 +127,7 @@ class _Host:
             await _until_met(
                 self._met,
                 timeout,
-                lambda: f"{here} has been waiting {_PATIENCE:.0f} s for {_few(self._missing)}",
+                lambda: f"{here} has been waiting {_PATIENCE:.0f} s for {few(self._missing, 8)}",
                 lambda: self._did_not_come(timeout),
             )
             for guest in self.present.values():
@@ -219,7 +220,7 @@ class _Host:
             return
         self.present[task] = guest
         for one in self.present.values():
-            one.tell(**{"waiting for": _few(self._missing)})
+            one.tell(**{"waiting for": few(self._missing, 8)})
         if not self._missing and not self._met.done():
             self._met.set_result(None)
 
@@ -307,7 +308,3 @@ async def _answers(
             if "go" in message.values:
                 yield "go"
             yield f"is waiting for {messages.printable(message.values.get('waiting for'))}"
-
-
-def _few(tasks: list[str]) -> str:
-    return ", ".join(tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")

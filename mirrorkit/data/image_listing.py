@@ -15,11 +15,11 @@ import tensorflow as tf
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.remote_files import require_readable
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.printing import few
 
 _log = logging.getLogger("mirrorkit")
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")  # what TensorFlow decodes
-_TOLD = 3  # names in a message
 
 _Walk = Callable[[str], Iterator[tuple[str, list[str], list[str]]]]  # `os.walk`
 
@@ -52,7 +52,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         )
     if left_out := sorted({*folders} - {*names}):
         raise RecipeError(
-            f"class_names={list(names)} was asked for, but {folder} also has {_few(left_out)}. Name all of its folders."
+            f"class_names={list(names)} was asked for, but {folder} also has {few(left_out)}. Name all of its folders."
         )
     others: list[str] = []
     by_class = [[*_images_in(os.path.join(folder, name), others, walk)] if name in folders else [] for name in names]
@@ -62,7 +62,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         raise _no_images(folder, others)
     if empty and class_names is None:
         raise DataError(
-            f"{folder} holds no image in {_few(empty)} ({', '.join(EXTENSIONS)}). Delete folders that are not classes; "
+            f"{folder} holds no image in {few(empty)} ({', '.join(EXTENSIONS)}). Delete folders that are not classes; "
             "if a class has no image in this set, name all classes: class_names=[...]."
         )
     _tell(folder, others)
@@ -122,7 +122,7 @@ def _is_image(name: str) -> bool:
 
 
 def _no_images(folder: str, others: Sequence[str]) -> DataError:
-    found = f"; found {len(others)} other files: {_few(others)}" if others else ""
+    found = f"; found {len(others)} other files: {few(others)}" if others else ""
     return DataError(f"{folder} holds no image ({', '.join(EXTENSIONS)}){found}.")
 
 
@@ -132,9 +132,5 @@ def _tell(folder: str, others: Sequence[str]) -> None:
             "%s: %d files that are no images by their names, or links to folders, are left out: %s.",
             folder,
             len(others),
-            _few(others),
+            few(others),
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
 from mirrorkit.devices.layout import (
-    KIND_AND_COUNT as KIND_AND_COUNT,
     Devices,
     find,
+    kind_and_count as kind_and_count,
     resolve,
     set_memory_growth,
     share_physical_device as share_physical_device,

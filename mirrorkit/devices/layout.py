@@ -16,7 +16,7 @@ Devices = None | str | int | Sequence[str]
 
 _KINDS = ("CPU", "GPU", "TPU")
 _MOST_CPUS = 256  # each starts its own threads; thousands would take minutes to start
-KIND_AND_COUNT = re.compile(r"(cpu|gpu|tpu)(?::(\d+))?", re.IGNORECASE)
+_KIND_AND_COUNT = re.compile(r"(CPU|GPU|TPU)(?::(-?\d+))?")
 
 
 def find(kind: str | None = None) -> tuple[str, ...]:
@@ -127,19 +127,21 @@ def resolve(devices: Devices) -> tuple[str, ...]:
     """
     if devices is None:
         return find("gpu") or find("cpu")[:1]
-    if isinstance(devices, str) and devices.strip().isdigit():  # as it comes from a command line
-        devices = int(devices)
-    if isinstance(devices, int) and not isinstance(devices, bool):
-        return _first("GPU", devices)
-    if isinstance(devices, str):
-        if match := KIND_AND_COUNT.fullmatch(devices.strip()):
-            return _first(match[1].upper(), None if match[2] is None else int(match[2]))
-    elif isinstance(devices, Sequence) and devices and all(isinstance(name, str) for name in devices):
+    if asked := kind_and_count(devices):
+        return _first(*asked)
+    if isinstance(devices, Sequence) and not isinstance(devices, str) and set(map(type, devices)) == {str}:
         return _named(devices)
     raise DeviceArgumentError(
         f"devices={devices!r} is not understood. Write None, 'gpu', 'cpu:4' (four virtual CPU devices), "
         "4 (four GPUs) or a list of names such as ['gpu:0', 'gpu:1']."
     )
+
+
+def kind_and_count(written: Devices) -> tuple[str, int | None] | None:
+    """Return ("GPU", 2) for "gpu:2", 2 and "2", and ("CPU", None) for "cpu"; None for what is not written so."""
+    text = str(written).strip().upper()
+    found = _KIND_AND_COUNT.fullmatch(f"GPU:{text}") or _KIND_AND_COUNT.fullmatch(text)
+    return found and (found[1], None if found[2] is None else int(found[2]))
 
 
 def _first(kind: str, count: int | None) -> tuple[str, ...]:
@@ -157,10 +159,10 @@ def _first(kind: str, count: int | None) -> tuple[str, ...]:
 
 def _named(names: Sequence[str]) -> tuple[str, ...]:
     found = find()
-    short = tuple(short_name(name) for name in names)
-    missing = [name for name, s in zip(names, short, strict=True) if s not in found]
+    missing = [name for name in names if short_name(name) not in found]
     if missing:
         raise DeviceError(f"{listed(missing)} asked for, found: {listed(found)}. {_how_to_rehearse(len(names))}")
+    short = tuple(map(short_name, names))
     if len(set(short)) < len(short):
         raise DeviceArgumentError(f"devices={list(names)} names a device twice; each replica needs its own.")
     return short

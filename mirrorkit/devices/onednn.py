@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from mirrorkit import processor
+from mirrorkit import private, processor
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 HINT = (
@@ -21,13 +21,9 @@ HINT = (
 
 def enabled() -> bool | None:
     """Return whether TensorFlow uses oneDNN on the CPU; None where it does not say. GPUs are not affected."""
-    # Private: no public function tells it, and TensorFlow's rule, repeated here, would be wrong on the next processor.
-    try:
-        from tensorflow.python.util import _pywrap_util_port
-
-        return _pywrap_util_port.IsMklEnabled()
-    except (ImportError, AttributeError):
-        return None
+    # No public function tells it, and TensorFlow's rule, repeated here, would be wrong on the next processor.
+    tells = private.get("_pywrap_util_port.IsMklEnabled")
+    return tells and tells()
 
 
 def left_off() -> bool:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._keras import keras
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.devices import onednn
-from mirrorkit.devices.layout import KIND_AND_COUNT, find, listed, owners, short_name
+from mirrorkit.devices.layout import find, kind_and_count, listed, owners, short_name
 from mirrorkit.errors import DeviceArgumentError, DeviceError
 
 
@@ -109,10 +109,10 @@ def verify(*, require: str | None = None) -> Verification:
 
 
 def _check_required(require: str, nvidia: list[list[str]]) -> None:
-    match = KIND_AND_COUNT.fullmatch(require.strip())
-    if match is None or match[2] == "0":
+    kind, asked = kind_and_count(require) or ("", 0)
+    count = 1 if asked is None else asked
+    if count < 1:
         raise DeviceArgumentError(f"require={require!r} is not understood. Write 'gpu', or 'gpu:4' for at least four.")
-    kind, count = match[1].upper(), int(match[2] or 1)
     found = find(kind)
     if len(found) >= count:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
-from mirrorkit.models._inputs import image_input
+from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 
     """
     layers = keras.layers
     # MNIST's pixels have mean 33.3 and deviation 78.6.
-    inputs, x = image_input("mnist_cnn", input_shape, smallest=10, scale=1 / 78.6, offset=-0.424)
+    inputs, x = pixels(input_shape, scale=1 / 78.6, offset=-0.424)
     x = layers.Conv2D(16, 3, activation="relu")(x)
     x = layers.MaxPooling2D()(x)
     x = layers.Conv2D(32, 3, activation="relu")(x)
@@ -66,7 +66,7 @@ def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 
         width: the filters of the first pair.
     """
     layers = keras.layers
-    inputs, x = image_input("cifar_cnn", input_shape, smallest=4)
+    inputs, x = pixels(input_shape)
     for stage in range(3):
         if stage:
             x = layers.MaxPooling2D()(x)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
+from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register, require_dropout
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def linear(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10)
         input_shape: the shape of one example, any rank.
         num_classes: the number of logits.
     """
-    inputs = keras.Input(input_shape)
-    x = keras.layers.Rescaling(1 / 255)(inputs)
+    inputs, x = pixels(input_shape)
     x = keras.layers.Flatten()(x)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="linear")
 
@@ -68,8 +68,7 @@ def mlp(
         ModelError: `dropout` is 1.
     """
     require_dropout("mlp", dropout)
-    inputs = keras.Input(input_shape)
-    x = keras.layers.Rescaling(1 / 255)(inputs)
+    inputs, x = pixels(input_shape)
     x = keras.layers.Flatten()(x)
     for width in units:
         x = keras.layers.Dense(width, activation="relu")(x)

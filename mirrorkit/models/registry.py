@@ -45,9 +45,7 @@ def register(name: str) -> Callable[[Builder], Builder]:
     def add(builder: Builder) -> Builder:
         known = _builders.get(name)
         if known is not None and _identity(known) != _identity(builder):
-            raise ModelError(
-                f"The model name {name!r} is already taken by {'.'.join(_identity(known))}. Choose another name."
-            )
+            raise ModelError(f"The model name {name!r} is already taken by {_identity(known)}. Choose another name.")
         _builders[name] = builder
         return builder
 
@@ -90,11 +88,11 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
         **options: other options of the model's builder, such as `depth` and `width` of "wide_resnet".
 
     Raises:
-        ModelError: an unknown name, or a shape that does not fit the model.
+        ModelError: an unknown name, or an `input_shape` or `num_classes` that no model can have.
         TypeError: an option that the builder does not take.
     """
     builder = find(name)
-    whole_number(f"num_classes of the model {name!r}", num_classes, ModelError)
+    options["num_classes"] = whole_number(f"num_classes of the model {name!r}", num_classes, ModelError)
     if input_shape is not None:
         if not isinstance(input_shape, (tuple, list)) or not input_shape or not all(map(is_whole, input_shape)):
             raise ModelError(
@@ -102,7 +100,6 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
                 f"model {name!r} was given {input_shape!r}."
             )
         options["input_shape"] = tuple(int(size) for size in input_shape)
-    options["num_classes"] = int(num_classes)
     return builder(**options)
 
 
@@ -119,5 +116,5 @@ def find(name: str) -> Callable[..., Model]:
     return _builders[name]
 
 
-def _identity(builder: Callable[..., Model]) -> tuple[str, str]:
-    return builder.__module__, builder.__qualname__
+def _identity(builder: Callable[..., Model]) -> str:
+    return f"{builder.__module__}.{builder.__qualname__}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mirrorkit._keras import keras
 from mirrorkit.arguments import whole_number
 from mirrorkit.errors import ModelError
-from mirrorkit.models._inputs import image_input
+from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register, require_dropout
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _block(x: KerasTensor, filters: int, strides: int) -> KerasTensor:
 
 def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: int) -> Model:
     """`blocks` residual blocks at each of 16, 32 and 64 filters: 6 `blocks` + 2 layers deep."""
-    inputs, x = image_input(name, input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
+    inputs, x = pixels(input_shape, scale=1 / 127.5, offset=-1.0)
     x = _norm_relu(_conv(x, 16))
     for filters in (16, 32, 64):
         for block in range(blocks):
@@ -69,7 +69,7 @@ def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
     4-pixel pad-and-crop and flips.
 
     Args:
-        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        input_shape: (height, width, channels).
         num_classes: the number of logits.
     """
     return _resnet("resnet20", 3, input_shape, num_classes)
@@ -90,7 +90,7 @@ def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
     Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
 
     Args:
-        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        input_shape: (height, width, channels).
         num_classes: the number of logits.
     """
     return _resnet("resnet32", 5, input_shape, num_classes)
@@ -111,7 +111,7 @@ def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
     Paper: He, Zhang, Ren and Sun 2015, arXiv:1512.03385, as for `resnet20`.
 
     Args:
-        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        input_shape: (height, width, channels).
         num_classes: the number of logits.
     """
     return _resnet("resnet56", 9, input_shape, num_classes)
@@ -152,7 +152,7 @@ def wide_resnet(
     160 of 200, 4-pixel pad-and-crop and flips; its dropout, where used, is 0.3.
 
     Args:
-        input_shape: (height, width, channels), at least 4 x 4 pixels.
+        input_shape: (height, width, channels).
         num_classes: the number of logits.
         depth: the number of convolutional layers: 6 n + 4 with n blocks per stage, so 10, 16, 22, 28, 40, ...
         width: the widening factor k; 1 is the width of `resnet20`.
@@ -165,7 +165,7 @@ def wide_resnet(
     whole_number("depth", depth, ModelError, most=10_000)
     if depth < 10 or (depth - 4) % 6:
         raise ModelError(f"Model 'wide_resnet' needs a depth of 6 n + 4 (10, 16, 22, 28, 34, 40, ...); found {depth}.")
-    inputs, x = image_input("wide_resnet", input_shape, smallest=4, scale=1 / 127.5, offset=-1.0)
+    inputs, x = pixels(input_shape, scale=1 / 127.5, offset=-1.0)
     x = _conv(x, 16)
     for filters in (16 * width, 32 * width, 64 * width):
         for block in range((depth - 4) // 6):
@@ -213,7 +213,7 @@ def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 
     """
     if width < 2 or width % 2:
         raise ModelError(f"Model 'speed_net' needs a width that is an even number, such as 32; found {width}.")
-    inputs, x = image_input("speed_net", input_shape, smallest=8, scale=1 / 64, offset=-2.0)
+    inputs, x = pixels(input_shape, scale=1 / 64, offset=-2.0)
     x = _conv_norm_relu(x, width // 2)
     for filters, convolutions in ((width, 2), (2 * width, 2), (2 * width, 1)):
         x = y = _conv_norm_relu(x, filters, pool=True)

@@ -8,7 +8,7 @@ new_weights, new_slots = mk.optim.functional_apply(optimizer, weights, slots, gr
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.optim.by_rows import ByRows as ByRows
+from mirrorkit.optim.by_rows import ByRows as ByRows, leaves_rows_alone as leaves_rows_alone
 from mirrorkit.optim.functional import (
     functional_apply,
     schedule_of as schedule_of,
@@ -23,7 +23,7 @@ from mirrorkit.optim.other_weights import (
 from mirrorkit.optim.packed import Joined as Joined, Packed as Packed
 from mirrorkit.optim.slots import (
     places_of as places_of,
-    slots_by_name as slots_by_name,
+    slots_of as slots_of,
     treats_numbers_alike as treats_numbers_alike,
 )
 

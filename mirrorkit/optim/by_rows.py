@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mirrorkit._types import KerasOptimizer
+from mirrorkit._keras import keras
+from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.optim.functional import functional_apply, trainable_variables
 from mirrorkit.optim.other_weights import StandIn, decays, twin_for
 from mirrorkit.optim.slots import places_of
-
-_RATE = 1e30  # a learning rate with which the least weight decay shows
 
 
 class ByRows:
@@ -50,17 +49,12 @@ class ByRows:
         new, new_slots = functional_apply(self._twin, [rows], slots, [gradient], rate=rate)
         return [*new, *(value for value, is_slot in zip(new_slots, self.is_slot, strict=True) if is_slot)]
 
-    def leaves_alone(self) -> bool:
-        """Return whether rows, and their slots, stay the same to the bit where the gradient is zero: tried on numbers.
 
-        It holds for SGD and Adagrad; with momentum or weight decay every row changes in every step.
-        """
-        weight = trainable_variables(self._twin)[0]
-        shape, dtype = weight.shape, weight.dtype
-        before = [tf.fill(shape, tf.constant(0.3, dtype))]
-        slots = []
-        for variable, is_slot in zip(self._twin.variables, self.is_slot, strict=True):
-            slots.append(tf.fill(variable.shape, tf.cast(0.7 if is_slot else 1, variable.dtype)))
-            before += [slots[-1]] if is_slot else []
-        after = self(before[0], slots, tf.zeros(shape, dtype), tf.constant(_RATE))
-        return all(bool(tf.reduce_all(old == new)) for old, new in zip(before, after, strict=True))
+def leaves_rows_alone(optimizer: KerasOptimizer, weight: KerasVariable) -> bool:
+    """Return whether rows of a weight, and their slots, stay the same to the bit where the gradient is zero.
+
+    With momentum, moving averages or weight decay every row changes in every step.
+    """
+    kind = type(optimizer)
+    is_still = kind is keras.optimizers.Adagrad or (kind is keras.optimizers.SGD and not optimizer.momentum)
+    return is_still and not (optimizer.weight_decay and decays(optimizer, weight))

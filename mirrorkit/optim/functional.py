@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
@@ -32,7 +33,6 @@ def _between() -> type[KerasOptimizer]:
         assign_sub = base.assign_sub
         _backend_update_step = base._backend_update_step
         _apply_weight_decay = base._apply_weight_decay
-        _overwrite_model_variables_with_average_value = base._overwrite_model_variables_with_average_value
 
         def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[KerasVariable]) -> None:
             # Keras overwrites the weights within a branch, where a value that is assigned could not leave it.
@@ -144,11 +144,8 @@ def _plain(optimizer: KerasOptimizer) -> dict[str, str]:
 
     So too lists and dicts of them.
     """
-    attributes: dict[str, object] = {}
-    for owner in (*reversed(type(optimizer).__mro__), optimizer):
-        attributes.update(vars(owner))
-    public = {name: value for name, value in attributes.items() if not name.startswith("_")}
-    return {name: repr(value) for name, value in public.items() if _is_plain(value)}
+    known = ChainMap(vars(optimizer), *(dict(vars(kind)) for kind in type(optimizer).__mro__))
+    return {name: repr(value) for name, value in known.items() if not name.startswith("_") and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
-from mirrorkit.optim.slots import slots_by_name
+from mirrorkit.optim.slots import slots_of
 from mirrorkit.variables import native
 
 
@@ -71,7 +71,7 @@ def twin_for(optimizer: KerasOptimizer, weights: Sequence[StandIn]) -> tuple[Ker
         _build(twin, [_variable(weight) for weight in weights], weights)
     if not has_rate:
         twin._learning_rate = optimizer._learning_rate
-    lists = slots_by_name(twin).values()
+    lists = slots_of(twin)
     places = {id(slot): (kind, i) for kind, of_all in enumerate(lists) for i, slot in enumerate(of_all)}
     for of_all in (twin._trainable_variables, *lists):
         for variable, weight in zip(of_all, weights, strict=True):

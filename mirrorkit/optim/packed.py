@@ -45,7 +45,7 @@ class Joined:
         cls, optimizer: KerasOptimizer, weights: list[KerasVariable], has_gradient: Sequence[Sequence[bool]]
     ) -> Joined:
         """Join what `Packed` would, of weights for which the optimizer need not be built."""
-        return cls(weights, _groups(optimizer, weights, has_gradient, [None] * len(weights)))
+        return cls(weights, _groups(optimizer, weights, has_gradient))
 
     def group_of(self, weight: int) -> int:
         """Return the place, among the joined ones, of the group of a weight."""
@@ -91,7 +91,7 @@ class Packed(Joined):
     ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
-        groups = _groups(optimizer, weights, has_gradient, devices or [None] * len(weights), elsewhere)
+        groups = _groups(optimizer, weights, has_gradient, devices, elsewhere)
         slots, others = places_of(optimizer)  # others: iterations, learning rate
         # Only where the others are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if not elsewhere and (len(groups) == len(weights) or any(variables[place].ndim for place in others)):
@@ -99,10 +99,12 @@ class Packed(Joined):
             self._slots = Joined(variables, [[place] for place in range(len(variables))])
             return
         super().__init__(weights, groups)
-        stand_ins = [_stand_in(optimizer, weights, group) for group in groups]
-        for number, group in enumerate(groups):
-            if group[0] in elsewhere:
-                stand_ins[number] = stand_ins[number]._replace(shape=(1, *weights[group[0]].shape[1:]))
+        stand_ins = []
+        for group in groups:
+            first = weights[group[0]]
+            rows = 1 if group[0] in elsewhere else sum(self._sizes[i] for i in group)
+            shape = (rows, *first.shape[1:]) if first.ndim else ()
+            stand_ins.append(StandIn(shape, first.dtype, decays(optimizer, first), first.path, first.constraint))
         self.optimizer, known = twin_for(optimizer, stand_ins)
         # For each variable of the twin the places of those that it stands for.
         of_twin = [
@@ -120,31 +122,22 @@ class Packed(Joined):
         return self._slots.split(joined)
 
 
-def _stand_in(optimizer: KerasOptimizer, weights: Sequence[KerasVariable], group: list[int]) -> StandIn:
-    first = weights[group[0]]
-    if len(group) == 1:
-        return StandIn(tuple(first.shape), first.dtype, decays(optimizer, first), first.path, first.constraint)
-    shape = (sum(weights[i].shape[0] for i in group), *first.shape[1:])
-    return StandIn(shape, first.dtype, decays(optimizer, first))
-
-
 def _groups(
     optimizer: KerasOptimizer,
     weights: list[KerasVariable],
     has_gradient: Sequence[Sequence[bool]],
-    devices: Sequence[Hashable],
+    devices: Sequence[Hashable] | None = None,
     elsewhere: Sequence[int] = (),
 ) -> list[list[int]]:
     """Return which weights are joined, by their indices; one that stays by itself is a group of one."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm  # of each weight, or added up in the order of the weights
-    odd = any(getattr(weight, "overwrite_with_gradient", False) for weight in weights)  # float8 scales: without slots
-    if not treats_numbers_alike(optimizer) or norms or odd:
+    if not treats_numbers_alike(optimizer) or norms:
         return [[i] for i in range(len(weights))]
     groups: dict[Hashable, list[int]] = {}
     for i, weight in enumerate(weights):
         has = tuple(of_part[i] for of_part in has_gradient)
         small = math.prod(weight.shape) * tf.as_dtype(weight.dtype).size <= _SMALL
-        key = (weight.dtype, tuple(weight.shape[1:]), decays(optimizer, weight), has, devices[i])
+        key = (weight.dtype, tuple(weight.shape[1:]), decays(optimizer, weight), has, devices and devices[i])
         alone = i in elsewhere or not small or not weight.ndim or not any(has) or weight.constraint is not None
         groups.setdefault(i if alone else key, []).append(i)
     return [part for group in groups.values() for part in ([group] if len(group) >= _FEWEST else [[i] for i in group])]

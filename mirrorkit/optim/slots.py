@@ -29,16 +29,16 @@ def treats_numbers_alike(optimizer: KerasOptimizer) -> bool:
     return type(optimizer) in _SLOTS and not missing
 
 
-def slots_by_name(optimizer: KerasOptimizer) -> dict[str, list[KerasVariable]]:
-    """Return the slots of a built optimizer by the attribute that holds them, one for each weight; {} if not known."""
-    lists = {name: list(getattr(optimizer, name, None) or []) for name in _SLOTS.get(type(optimizer), ())}
-    return {name: of_all for name, of_all in lists.items() if of_all}
+def slots_of(optimizer: KerasOptimizer) -> list[list[KerasVariable]]:
+    """Return the slots of a built optimizer: for each kind a list with one for each weight; no list if not known."""
+    kinds = (getattr(optimizer, name, None) for name in _SLOTS.get(type(optimizer), ()))
+    return [list(of_all) for of_all in kinds if of_all]
 
 
 def places_of(optimizer: KerasOptimizer) -> tuple[list[list[int]], list[int]]:
     """Return the places of a built optimizer's slots among its variables, by list and weight, and of the others."""
     places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
     slots = []
-    for of_all in slots_by_name(optimizer).values():
+    for of_all in slots_of(optimizer):
         slots.append([places.pop(id(slot), -1) for slot in of_all])
     return slots, list(places.values())

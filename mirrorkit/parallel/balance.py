@@ -13,8 +13,6 @@ from mirrorkit._types import KerasModel, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.parallel.keras_internals import without_values
 
-_FLOAT = 4  # bytes
-
 
 def balanced_rules(
     make_model: Callable[[], KerasModel], devices: int, *, batch_size: int, slots: int = 2
@@ -66,7 +64,7 @@ class _Part(NamedTuple):
     outputs: int  # numbers for an example
 
     def size(self, batch_size: int, slots: int) -> int:
-        return _FLOAT * (self.weights * (2 + slots) + self.others + self.outputs * batch_size)
+        return self.weights * (2 + slots) + self.others + self.outputs * batch_size
 
 
 def _parts(make_model: Callable[[], KerasModel]) -> list[_Part]:

@@ -51,7 +51,7 @@ class _Follow:
     """The device function of one trace; it remembers where each operation went."""
 
     def __init__(self, placed: dict[_Key, str], first: str) -> None:
-        self._device_of = dict(placed)
+        self._device_of = placed
         self._weights = set(placed)  # placed arguments, and what is made of nothing else: a cast kernel
         self._last = first
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -64,9 +63,8 @@ class Layout:
                 f"{', '.join(self.devices)}. Give {self._stages} devices, or for N replicas N times as many."
             )
         self._known: set[str] = set()  # paths of all that were placed
-        self._found: set[str] = set()  # and in this block
-        self._lost: set[str] = set()  # paths of weights that no pattern fits
-        self._slots = 0
+        self._lost: set[str] = set()  # in this block, paths of weights that no pattern fits
+        self._is_empty = True  # whether no variable was created in this block
         self._scopes = ExitStack()
 
     @property
@@ -90,14 +88,12 @@ class Layout:
                 "A strategy's scope puts every variable on the replica's own device, so a layout has to be entered "
                 "before it: `with layout, strategy.scope():`."
             )
-        self._found, self._lost, self._slots = set(), set(), 0
+        self._lost, self._is_empty = set(), True
         self._scopes.enter_context(seeing_creations())
         self._scopes.enter_context(tf.variable_creator_scope(self._create))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         """Check that rules and variables fit each other, unless the block has failed already."""
         self._scopes.close()
         if kind is None:
@@ -108,15 +104,14 @@ class Layout:
         about = in_creation()
         if about is None or about.path.endswith(_SEED) or not (about.rank or about.trainable):
             return next_creator(**options)  # what only counts stays on the replica's device
+        self._is_empty = False
         if self._is_slot(about.path):
-            self._slots += 1
             return next_creator(**options)
         number = self.device_of(about.path)
         if number is None:
             if about.trainable:  # a Step asks for the others: a metric's variables are no model's
                 self._lost.add(about.path)
             return next_creator(**options)
-        self._found.add(about.path)
         self._known.add(about.path)
         with tf.device(self._device(number)):
             return mark_placed(next_creator(**options))
@@ -146,7 +141,7 @@ class Layout:
         return self.devices[replica * self._stages + number]
 
     def _check_fit(self) -> None:
-        if not (self._found or self._lost or self._slots):
+        if self._is_empty:
             raise StepError(
                 "No variable was created within the layout. Build the model in the block: give it an Input, or call it "
                 "once on a batch."
@@ -164,7 +159,7 @@ class Layout:
 
 
 def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
-    if not isinstance(rules, Mapping) or not rules:
+    if not rules:
         raise StepError(f'A layout takes rules such as {{"block[01]": 0, "block[23]": 1}}, found {rules!r}.')
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):

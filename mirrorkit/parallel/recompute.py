@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +45,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
     def __call__(self, x: Nest, **options: Any) -> Nest:
         """Call the block with one positional input, and others by keyword."""
         if not self.block.built:  # outside of what is computed again
-            self.block(*_symbols([x]), **dict(zip(options, _symbols(options.values()), strict=True)))
+            symbol, named = tf.nest.map_structure(_symbol, (x, options))
+            self.block(symbol, **named)
         return super().__call__(x, **options)
 
     def build(self, input_shape: Any) -> None:
@@ -63,15 +63,15 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         state = [tf.convert_to_tensor(variable) for variable in others]
         given = tf.nest.flatten((x, options))
         places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
-        masks = {i: _mask_of(given[i]) for i in places}
+        mask_of, set_mask = private.get("masking.get_keras_mask"), private.get("masking.set_keras_mask")
+        masks = {i: mask_of(given[i]) for i in places}
         found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
             mapping = [*zip(trained, flat, strict=False), *zip(others, state, strict=True)]
             tensors = dict(zip(places, flat[len(trained) :], strict=True))
             for i, tensor in tensors.items():
-                if masks[i] is not None:
-                    private.get("masking.set_keras_mask")(tensor, masks[i])
+                set_mask(tensor, masks[i])
             again = tf.nest.pack_sequence_as((x, options), [tensors.get(i, value) for i, value in enumerate(given)])
             with ValueScope(state_mapping=mapping, collect_losses=True) as scope:
                 # `training` by name, since the backward pass takes place outside of Keras's call.
@@ -89,8 +89,7 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         flat = tf.nest.flatten(found["outputs"])
         count = len(flat)
         for output, result in zip(flat, results, strict=False):
-            if _mask_of(output) is not None:
-                private.get("masking.set_keras_mask")(result, _mask_of(output))
+            set_mask(result, mask_of(output))
         for loss, own in zip(results[count:], found["losses"], strict=True):
             loss._mirrorkit_own = own  # Keras knows losses by their `id`, which must not be given to another one
             self.add_loss(loss)
@@ -121,15 +120,6 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         return cls(**{**config, "block": block})
 
 
-def _mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    mask: tf.Tensor | None = private.get("masking.get_keras_mask")(tensor)
-    return mask
-
-
-def _symbols(values: Iterable[Any]) -> list[Any]:
-    """Put symbols in the place of tensors."""
-
-    def symbol(value: Any) -> Any:
-        return keras.KerasTensor(value.shape, value.dtype) if tf.is_tensor(value) else value
-
-    return [tf.nest.map_structure(symbol, value) for value in values]
+def _symbol(value: Any) -> Any:
+    """Return a symbol in the place of a tensor."""
+    return keras.KerasTensor(value.shape, value.dtype) if tf.is_tensor(value) else value

@@ -17,6 +17,7 @@ from mirrorkit.strategy.barrier import wait_for_all, waiting_for_the_chief as wa
 from mirrorkit.strategy.creation import chosen as chosen, create, describe
 from mirrorkit.strategy.exchange import (
     arrays_of_all_workers as arrays_of_all_workers,
+    bytes_of_all_workers as bytes_of_all_workers,
     each_worker as each_worker,
     of_all_workers,
     place as place,
@@ -39,6 +40,7 @@ from mirrorkit.strategy.parameter_server import is_parameter_server as is_parame
 from mirrorkit.strategy.tpu import is_tpu as is_tpu
 from mirrorkit.strategy.workers import (
     addresses as addresses,
+    by_replica as by_replica,
     first_replica as first_replica,
     input_context as input_context,
     is_chief,

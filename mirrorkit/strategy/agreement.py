@@ -7,22 +7,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mirrorkit.errors import ClusterError
+from mirrorkit.printing import few
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.exchange import arrays_of_all_workers, bytes_of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy.exchange import bytes_of_all_workers, of_all_workers, place, texts_of_all_workers
 from mirrorkit.strategy.workers import by_worker, num_workers
 
-_MOST = 3  # differences that an error tells
-_LONGEST = 200  # characters of a value in it
+_LONGEST = 200  # characters of a value in an error
+_CURE = "All workers must run the same script with the same options and versions."
 
 
 def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping[str, Any]) -> None:
     """See that all workers have the same settings, by name; values are what JSON can say. Collective.
 
-    The first message has one size on every worker, whatever differs, and is all that is sent where nothing does.
+    A checksum is all that is sent where nothing differs.
 
     Args:
         strategy: the strategy of the workers.
@@ -34,19 +34,19 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
     """
     if num_workers(strategy) == 1:
         return
-    said = json.dumps(settings)
-    digest = np.frombuffer(hashlib.sha256(said.encode()).digest(), np.uint32)
-    with saying_what_is_missing(strategy, where), place(where):
-        every = arrays_of_all_workers(strategy, np.array([len(said), *digest], np.float64))
-        if (every == every[0]).all():
+    said = json.dumps(settings)  # of one byte for each character
+    digest = hashlib.sha256(said.encode()).digest()
+    with saying_what_is_missing(where), place(where):
+        if len(set(bytes_of_all_workers(strategy, digest, len(digest)))) == 1:
             return
-        texts = texts_of_all_workers(strategy, said, int(every[:, 0].max()))
+        longest = int(max(of_all_workers(strategy, len(said))))
+        texts = texts_of_all_workers(strategy, said, longest)
     raise ClusterError(_difference(strategy, where, [json.loads(text) for text in texts]))
 
 
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
     """Return the chief's bytes, whatever the others give. Collective."""
-    length = int(arrays_of_all_workers(strategy, np.array(len(data), np.float64))[0])
+    length = int(of_all_workers(strategy, len(data))[0])
     return bytes_of_all_workers(strategy, data, length)[0]
 
 
@@ -55,12 +55,8 @@ def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[
     keys = dict.fromkeys(key for of_worker in values for key in of_worker)
     told = [[_shown(of_worker, key) for of_worker in values] for key in keys]
     differing = [(key, shown) for key, shown in zip(keys, told, strict=True) if len(set(shown)) > 1]
-    first = "; ".join(f"{key} is {by_worker(strategy, shown)}" for key, shown in differing[:_MOST])
-    more = f"; and {len(differing) - _MOST} more" if len(differing) > _MOST else ""
-    return f"The workers do not have the same {where}: {first}{more}. {_CURE}"
-
-
-_CURE = "All workers must run the same script with the same options and versions."
+    said = few([f"{key} is {by_worker(strategy, shown)}" for key, shown in differing], between="; ")
+    return f"The workers do not have the same {where}: {said}. {_CURE}"
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

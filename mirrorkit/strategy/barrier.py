@@ -39,7 +39,7 @@ def wait_for_all(strategy: tf.distribute.Strategy, name: str) -> None:
         ClusterError: workers that wait elsewhere, such as at a barrier of another name, or a worker that is gone.
     """
     barrier = f"the barrier {name!r}"
-    with saying_what_is_missing(strategy, f"at {barrier}"), place(barrier):
+    with saying_what_is_missing(f"at {barrier}"), place(barrier):
         of_all_workers(strategy, 0)
 
 
@@ -56,14 +56,14 @@ def waiting_for_the_chief(strategy: tf.distribute.Strategy, to: str) -> Iterator
         yield
         failed = False
     finally:
-        with saying_what_is_missing(strategy, f"to {to}"), place("a wait for the chief"):
+        with saying_what_is_missing(f"to {to}"), place("a wait for the chief"):
             chief_failed = bool(of_all_workers(strategy, failed)[0])
     if chief_failed:
         raise FileError(f"The chief could not {to}: its own error says why.")
 
 
 @contextmanager
-def saying_what_is_missing(strategy: tf.distribute.Strategy, where: str) -> Iterator[None]:
+def saying_what_is_missing(where: str) -> Iterator[None]:
     """Log that this worker waits for others, once it has waited for a minute."""
     waiting = threading.Timer(
         PATIENCE,

@@ -30,23 +30,23 @@ def mirrored(communication: str, names: Sequence[str]) -> tuple[tf.distribute.Cr
     between GPUs, "ring" between CPU devices.
     """
     on_gpus = all("GPU" in name for name in names)
+    shared = share_physical_device(names)
     _check(communication, _MIRRORED, "mirrored", on_gpus=on_gpus)
     if communication == "ring" and on_gpus:
         raise StrategyError(
             "communication='ring' was asked for, but TensorFlow has no ring for 'mirrored' on GPUs. Take 'nccl', which "
             "builds its own rings, or 'hierarchical'."
         )
-    if communication == "nccl" and share_physical_device(names):
+    if communication == "nccl" and shared:
         raise StrategyError("NCCL refuses virtual GPUs that are parts of one GPU. Take communication='one_device'.")
-    if communication == "auto" and share_physical_device(names):
+    if communication == "one_device" or (communication == "auto" and shared):
         # One packed tensor is all-reduced per step. Virtual devices share their memory, so adding on one of them and
         # copying back is all there is to do: 0.2 ms for 57k floats on 4 virtual CPUs, where TensorFlow's default (a
         # ring of collectives) takes 0.5 ms; from 8k to 10M floats on 2 and 4 of them it is 1.5 to 8 times faster.
         # HierarchicalCopyAllReduce is as fast within the noise. Rings of two strategies in one process collide
         # ("joining a group with size 4, but that group has size 2"), and NCCL refuses virtual GPUs.
-        return tf.distribute.ReductionToOneDevice(), "sums on one device, as they share one physical device"
-    if communication == "one_device":
-        return tf.distribute.ReductionToOneDevice(), "sums on one device"
+        why = ", as they share one physical device" if shared else ""
+        return tf.distribute.ReductionToOneDevice(), f"sums on one device{why}"
     if communication == "hierarchical":
         return tf.distribute.HierarchicalCopyAllReduce(), "sums in two levels of copies"
     if len(names) == 1:

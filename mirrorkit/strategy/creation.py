@@ -113,7 +113,8 @@ def chosen(strategy: tf.distribute.Strategy) -> str:
             _log.warning(
                 "This machine has %d GPUs, and the training uses one: %s. Make model and optimizer in `with "
                 "mk.strategy.create().scope():`.",
-                *(gpus, why),
+                gpus,
+                why,
             )
     return ": ".join(filter(None, [describe(strategy), why]))
 
@@ -143,8 +144,7 @@ _Built = tuple[tf.distribute.Strategy, str]
 
 def _auto(asked: _Request) -> _Built:
     if asked.servers or asked.workers > 1:
-        chosen = "parameter_server" if asked.servers else "multi_worker"
-        return _BUILDERS[chosen](asked)
+        return _BUILDERS["parameter_server" if asked.servers else "multi_worker"](asked)
     if asked.devices is None and tpu.find(os.environ):
         return _tpu(asked)
     return _on_this_machine(asked)
@@ -152,9 +152,9 @@ def _auto(asked: _Request) -> _Built:
 
 def _on_this_machine(asked: _Request) -> _Built:
     names = _devices.resolve(asked.devices)
-    chosen = "mirrored" if len(names) > 1 else "one_device"
-    strategy, why = _BUILDERS[chosen](asked._replace(devices=names))
-    return strategy, f"'auto' took '{chosen}' for {len(names)} device{'s' if len(names) > 1 else ''}; {why}"
+    kind = "mirrored" if len(names) > 1 else "one_device"
+    strategy, why = _BUILDERS[kind](asked._replace(devices=names))
+    return strategy, f"'auto' took '{kind}' for {len(names)} device{'s' if len(names) > 1 else ''}; {why}"
 
 
 def _one_device(asked: _Request) -> _Built:

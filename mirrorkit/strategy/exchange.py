@@ -16,7 +16,7 @@ from mirrorkit._types import ConcreteFunction
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
-from mirrorkit.strategy.workers import by_worker, num_workers, worker_index
+from mirrorkit.strategy.workers import by_worker, first_replica, num_workers, worker_index
 
 _PLACE = 96  # bytes of the name of a place in a message
 _SMALL = 64  # numbers in the first message
@@ -38,13 +38,11 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float | bool) -> lis
         ArgumentError: the value is not one number.
         ClusterError: another worker is gone, or calls something else that all must call, such as `Loop.evaluate`.
     """
-    try:
-        number = np.asarray(value)
-    except ValueError:  # ragged
-        number = np.array([])
+    number = np.asarray(value)
     if number.ndim or number.dtype.kind not in "biuf":
         raise ArgumentError(f"of_all_workers takes one number of each worker, found {value!r}.")
-    return [float(v) for v in arrays_of_all_workers(strategy, number.astype(np.float64))]
+    values: list[float] = arrays_of_all_workers(strategy, number.astype(np.float64)).tolist()
+    return values
 
 
 def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
@@ -59,8 +57,8 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     if workers == 1:
         return np.array(value, np.float64)[np.newaxis]
     flat = value.ravel()
-    place = _place.get().encode()
-    head = [flat.size, zlib.crc32(place), *_words(place, _PLACE)]
+    here = _place.get().encode()
+    head = [flat.size, zlib.crc32(here), *_words(here, _PLACE)]
     first = _exchanged(strategy, np.concatenate([head, flat[: _SMALL - len(head)]]), _SMALL)
     heads, found = np.split(first, [len(head)], axis=1)
     if (heads != heads[0]).any():
@@ -120,7 +118,7 @@ def sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
         counts = context.replica_id_in_sync_group % replicas_here == 0  # once for each worker
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(counts, value, tf.zeros_like(value)))
 
-    return strategy.experimental_local_results(strategy.run(on_replica, args=(value,)))[0]
+    return first_replica(strategy, strategy.run(on_replica, args=(value,)))
 
 
 def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit.cluster import Cluster, jobs, require_network, wait_for_all
-from mirrorkit.devices import KIND_AND_COUNT, Devices
+from mirrorkit.devices import Devices, kind_and_count
 from mirrorkit.errors import StrategyError
 from mirrorkit.strategy import communication as _communication
 from mirrorkit.strategy.lost import name_lost_workers
@@ -100,9 +100,15 @@ def build(
             f"This process already made the strategy of {_joined[0]}. TensorFlow allows one per process; keep it."
         )
     require_network(cluster, timeout=start_timeout)
-    versions = {"mirrorkit": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
-    versions |= {"NumPy": np.__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
-    must_agree = {**versions, "GPUs per worker": gpus, "communication": communication}
+    must_agree = {
+        "mirrorkit": __version__,
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "NumPy": np.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "GPUs per worker": gpus,
+        "communication": communication,
+    }
     wait_for_all(cluster, timeout=start_timeout, must_agree=must_agree)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs(cluster)),
@@ -143,19 +149,18 @@ def _gpus(devices: Devices) -> int:
     found = len(tf.config.list_physical_devices("GPU"))
     if devices is None:
         return found
-    text = f"gpu:{devices}" if str(devices).isdigit() else str(devices)
-    match = KIND_AND_COUNT.fullmatch(text.strip())
-    kind, count = (match[1].lower(), match[2]) if match else ("", None)
-    if kind == "cpu" and count in (None, "1"):
+    kind, count = kind_and_count(devices) or ("", 0)
+    least = 1 if count is None else count
+    if kind == "CPU" and least == 1:
         return 0
-    if kind != "gpu":
+    if kind != "GPU" or least < 1:
         raise StrategyError(
             f"devices={devices!r} was asked for 'multi_worker'. A worker uses its GPUs ('gpu', 'gpu:2', 2), or is one "
             "replica on its CPU ('cpu'): TensorFlow does not split the CPU of a worker. Start more workers instead."
         )
-    if found < int(count or 1):
+    if found < least:
         raise StrategyError(
             f"devices={devices!r} was asked for, but this worker sees {found} GPUs. Take 'cpu', or look at "
             "CUDA_VISIBLE_DEVICES."
         )
-    return int(count or found)
+    return count or found

@@ -59,17 +59,13 @@ def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
     """Return "host:port" of every worker by its name, in their order; empty under a strategy of one process."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return {}
-    found: dict[str, str] = {}
-    for job in ("chief", "worker"):
-        if job in cluster_spec(strategy).jobs:
-            found |= task_addresses(strategy, job)
-    return found
+    return task_addresses(strategy, "chief") | task_addresses(strategy, "worker")
 
 
 def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
     """Return "host:port" by name of all tasks of a job ("worker", "ps"), under a strategy with a cluster."""
-    cluster = cluster_spec(strategy)
-    return {task_name(job, i): cluster.task_address(job, i) for i in range(cluster.num_tasks(job))}
+    of_job = cluster_spec(strategy).as_dict().get(job, ())
+    return {task_name(job, i): address for i, address in enumerate(of_job)}
 
 
 def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
@@ -108,6 +104,12 @@ def local_replica(strategy: tf.distribute.Strategy) -> int:
 def first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
     """Take the first replica's part of each value in a nest that `strategy.run` returned."""
     return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+
+
+def by_replica(strategy: tf.distribute.Strategy, values: Any) -> list[Any]:
+    """Return the nest of each of this worker's replicas, of what `strategy.run` returned."""
+    parts = [strategy.experimental_local_results(value) for value in tf.nest.flatten(values)]
+    return [tf.nest.pack_sequence_as(values, of_replica) for of_replica in zip(*parts, strict=True)]
 
 
 def by_worker(strategy: tf.distribute.Strategy, values: Sequence[str]) -> str:

@@ -11,10 +11,10 @@ import tensorflow as tf
 from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
+from mirrorkit.printing import few
 from mirrorkit.timing.timer import wait_for_devices
 from mirrorkit.variables import Snapshot, path, unchanged
 
-_NAMED = 3  # variables in a message
 _UNLIFTABLE = "UnliftableError"  # TensorFlow's error for a first value that depends on the call; the class is private
 _ADVICE = (
     "Create variables before the warm-up: optimizer.build(model.trainable_variables) for an optimizer, a keras.Input "
@@ -87,8 +87,7 @@ def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise StepError(_CANNOT_FILL.format(name=_name(function), names="")) from error
     empty = [v for v in traced.graph.variables if not tf.raw_ops.VarIsInitializedOp(resource=v.handle)]
     if empty:
-        names = f" ({_names(empty)})"
-        raise StepError(_CANNOT_FILL.format(name=_name(function), names=names))
+        raise StepError(_CANNOT_FILL.format(name=_name(function), names=f" ({few([*map(path, empty)])})"))
     return traced
 
 
@@ -97,8 +96,8 @@ def _require_known(snapshot: Snapshot, things: list[Any], function: Any) -> None
     if made:
         raise StepError(
             f"The first call of {_name(function)} created variables outside of any tf.function and changed them "
-            f"({_names(made)}). warm_up has restored all others, but does not know the first values of these. "
-            + _ADVICE
+            f"({few([*map(path, made)])}). warm_up has restored all others, but does not know the first values of "
+            "these. " + _ADVICE
         )
 
 
@@ -134,12 +133,6 @@ def _is_traced(function: Any) -> bool:
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         return True
     return hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
-
-
-def _names(variables: list[Any]) -> str:
-    names = [path(variable) for variable in variables]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _name(function: Any) -> str:

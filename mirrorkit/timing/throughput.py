@@ -20,17 +20,20 @@ class Throughput:
     ```
 
     The first call traces and compiles, so the rates leave it out; see `first_call_seconds`. As long as it is the only
-    one, the rates are of that call, and `summary()` says so. The totals (`examples`, `steps`, `seconds`) count every
-    call.
+    one, the rates are of that call, and `summary()` says so.
 
     Args:
         warm: whether the functions were compiled before the first call (by `loop.warm_up`); then the rates include it.
+
+    Attributes:
+        examples, steps, seconds: totals of all calls, the first one included.
     """
 
     @checks_arguments(StepError)
     def __init__(self, *, warm: bool = False) -> None:
         """Start with nothing recorded."""
         self._warm = warm
+        self.examples, self.steps, self.seconds = 0, 0, 0.0
         self._calls: list[tuple[int, int, float]] = []
 
     def record(self, *, examples: int, steps: int, seconds: float) -> None:
@@ -39,27 +42,15 @@ class Throughput:
         Raises:
             StepError: steps below 1, examples below 0, or seconds that are not a positive number.
         """
-        if steps < 1 or examples < 0 or not (math.isfinite(seconds) and seconds > 0):
+        if steps < 1 or examples < 0 or not 0 < seconds < math.inf:
             raise StepError(
                 "A record needs steps >= 1, examples >= 0 and seconds > 0, "
                 f"got steps={steps!r}, examples={examples!r}, seconds={seconds!r}."
             )
         self._calls.append((examples, steps, seconds))
-
-    @property
-    def examples(self) -> int:
-        """Examples of all calls."""
-        return sum(examples for examples, _, _ in self._calls)
-
-    @property
-    def steps(self) -> int:
-        """Steps of all calls."""
-        return sum(steps for _, steps, _ in self._calls)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all calls, the first one included."""
-        return math.fsum(seconds for _, _, seconds in self._calls)
+        self.examples += examples
+        self.steps += steps
+        self.seconds += seconds
 
     @property
     def first_call_seconds(self) -> float:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from cases import CASES
 
 from mirrorkit.errors import NonFiniteLossError
-from mirrorkit.optim import ByRows, functional
+from mirrorkit.optim import functional
 from mirrorkit.strategy import local_replica
 from mirrorkit.train.first_batch import check
 from mirrorkit.train.keras_model import layer_state
@@ -227,7 +227,7 @@ _OFF = [
     _Off(
         "rows that no batch looks up are updated too",
         ("large table, momentum", "large table, Adam", "large table, Lion"),
-        _replaced(ByRows, "leaves_alone", lambda _: lambda by_rows: True),
+        _replaced("tables", "leaves_rows_alone", lambda _: lambda optimizer, weight: True),
     ),
     _Off("metrics' states add up", ("AUC", "F1"), _computed(_first_replicas_metrics)),
     _Off(

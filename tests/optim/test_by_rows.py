@@ -74,8 +74,8 @@ def test_exclusions_from_weight_decay_hold(excluded: int) -> None:
 
 def test_a_table_that_does_not_decay_is_left_alone() -> None:
     """However small the decay of the other is; what moves on by other optimizers: tests/equivalence."""
-    optimizer, _ = _made("SGD", {"weight_decay": 1e-8, "excluded": [2]})
-    assert [ByRows(optimizer, table, 2).leaves_alone() for table in _TABLES] == [False, True]
+    optimizer, weights = _made("SGD", {"weight_decay": 1e-8, "excluded": [2]})
+    assert [optim.leaves_rows_alone(optimizer, weights[table]) for table in _TABLES] == [False, True]
 
 
 # --- an optimizer built for pieces of weights; fails when the private names of Keras move on which this stands
@@ -112,7 +112,7 @@ def test_what_an_ordinary_one_would_have(name: str, rate: Any) -> None:
     numbered = [v.path for v in ordinary.variables]
     assert [s.path for s in slots if "variable" not in s.path] == [p for p in numbered if "variable" not in p]
     assert len(slots) == len(numbered)
-    lists = list(optim.slots_by_name(ordinary).values())
+    lists = optim.slots_of(ordinary)
     others = [v for v in ordinary.variables if not any(v is slot for of_all in lists for slot in of_all)]
     for slot, variable in zip(slots, ordinary.variables, strict=True):
         assert (others[slot.kind] if slot.weight is None else lists[slot.kind][slot.weight]) is variable

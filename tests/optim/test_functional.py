@@ -265,7 +265,8 @@ def test_the_private_names_of_keras_are_where_they_were() -> None:
         "__init__",
         "add_variable_from_reference",  # creates slots: happens in build
         "add_variable",  # the same
-        "_backend_maybe_overwrite_model_variables",  # in place of which `_backend_apply_gradients` does it
+        "_overwrite_model_variables_with_average_value",  # in place of which `_backend_apply_gradients` does it
+        "_backend_maybe_overwrite_model_variables",  # the same, in newer ones
         "stateless_apply",  # only raises
         "_all_reduce_sum_gradients",  # called by the undone _backend_update_step only
         "_distributed_tf_update_step",  # the same

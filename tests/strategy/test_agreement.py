@@ -57,7 +57,7 @@ def workers_of(monkeypatch) -> Callable[[int], Workers]:
         names = {f"worker {i}": "" for i in range(number)}
         monkeypatch.setattr(strategy_workers, "addresses", lambda worker: names)
         for module in (agreement, barrier):
-            monkeypatch.setattr(module, "saying_what_is_missing", lambda worker, where: contextlib.nullcontext())
+            monkeypatch.setattr(module, "saying_what_is_missing", lambda where: contextlib.nullcontext())
         return workers
 
     return make

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit._types import Batch, ConcreteFunction, Nest
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.strategy import each_worker, first_replica, input_context, num_workers
+from mirrorkit.strategy import by_replica, each_worker, first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, explained_data, explained_trace
 from mirrorkit.train.input.epoch import EpochIterator, Sizes, UpdateRun
 from mirrorkit.train.input.same_data import require_same_end
@@ -105,10 +105,7 @@ class Calls:
         with explained_data(lambda _: f"batch {done}"):
             for batch, size in batches:
                 outputs = self._predict(batch, size, _number([self._predicted, done]))
-                like = first_replica(self.strategy, outputs)
-                parts = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(outputs)]
-                for of_replica in zip(*parts, strict=True):
-                    yield tf.nest.pack_sequence_as(like, of_replica)
+                yield from by_replica(self.strategy, outputs)
                 done += 1
 
     def function(self, what: Pass, data: EpochIterator, steps: int) -> ConcreteFunction:

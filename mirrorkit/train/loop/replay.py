@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
+from mirrorkit.strategy import by_replica
 from mirrorkit.train.loop.fit import Fit
 
 
@@ -41,8 +42,7 @@ class Replay:
         found = []
         for index in range(self.batch, self.batch + self._batches()):
             nest = take(self._data.source, tf.constant(index), self._data.size_of(index))
-            parts = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(nest)]
-            found.append([tf.nest.pack_sequence_as(nest, part) for part in zip(*parts, strict=True)])
+            found.append(by_replica(self._strategy, nest))
         return found
 
     def _batches(self) -> int:

@@ -46,8 +46,7 @@ def call_epoch_begin(hooks: Any, position: Position, step: LoopStep, states: Cal
     if not position.batch:
         hooks.on_epoch_begin(position.epoch)
         return
-    restored, kept = Snapshot(), states.kept()
-    restored.add(step.variables)
+    restored, kept = Snapshot(step.variables), states.kept()
     hooks.on_epoch_begin(position.epoch)
     restored.put_back()
     states.put_back(kept)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction, Nest, Sums, Variable
+from mirrorkit.devices import short_name
 from mirrorkit.errors import StepError
 from mirrorkit.parallel import follow_variables
 from mirrorkit.strategy import class_name, has_copies, is_on_own_devices, local_replica, replica_devices
@@ -74,14 +75,9 @@ def are_placed(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) 
     for replica, first in enumerate(replicas):
         devices = {copies(variable)[replica].device for variable in floats}
         by_layout = {copies(variable)[replica].device for variable in floats if is_placed(variable)}
-        if len(devices) > 1 or any(_short(device) != _short(first) for device in by_layout):
+        if len(devices) > 1 or any(short_name(device) != short_name(first) for device in by_layout):
             return True
     return False
-
-
-def _short(device: str) -> tuple[str, int]:
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.device_type, spec.device_index
 
 
 Pairs = Iterable[tuple[tf.Tensor, str]]  # tensors, each with the name of its device

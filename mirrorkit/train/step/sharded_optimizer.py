@@ -24,7 +24,7 @@ from mirrorkit.optim import (
     build_for,
     decays,
     functional_apply,
-    slots_by_name,
+    slots_of,
     twin_for,
 )
 from mirrorkit.strategy import num_workers
@@ -117,7 +117,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
         ]
         kinds = zip(self._groups, by_kind, strict=True)
         build_for(optimizer, [StandIn((group.piece,), dtype, has_decay) for group, (dtype, has_decay) in kinds])
-        slots = [list(zip(self._groups, of_kind, strict=True)) for of_kind in slots_by_name(optimizer).values()]
+        slots = [list(zip(self._groups, of_kind, strict=True)) for of_kind in slots_of(optimizer)]
         self._group_of = {id(slot): group for of_kind in slots for group, slot in of_kind}
         self.whole = self._as_without_sharding(slots)
         # Keras saves and loads an optimizer by these: into a file of the model go the whole slots.

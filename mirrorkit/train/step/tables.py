@@ -17,7 +17,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, KerasOptimizer, Nest, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
-from mirrorkit.optim import ByRows, Joined, places_of
+from mirrorkit.optim import ByRows, Joined, leaves_rows_alone, places_of
 from mirrorkit.strategy import local_replica, num_workers, replica_devices
 from mirrorkit.train.keras_model.layer_state import LayerState, layers_of
 from mirrorkit.train.reduce.sparse_gradient import SummedSparseGradient
@@ -67,9 +67,8 @@ class TableOptimizer(ReplicatedOptimizer):
         lazy: bool,
     ) -> None:
         super().__init__(optimizer, model)
-        alone = outside_replica(lambda: [lazy or ByRows(optimizer, i, 2).leaves_alone() for i in tables])
-        self._is_by_rows = dict(zip(tables, alone, strict=True))
         weights = model.trainable_variables
+        self._is_by_rows = {i: lazy or leaves_rows_alone(optimizer, weights[i]) for i in tables}
         several = num_workers(strategy) > 1
         self.tables = [i for i in tables if several or self._is_by_rows[i] or size_of(weights[i]) >= _ALL_ROWS]
         self._strategy, self.lazy = strategy, lazy
