@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,7 +129,8 @@ class Snapshot:
     """The values that variables had when they were added; every replica's copy counts as a variable of its own."""
 
     def __init__(self) -> None:
-        self._values: dict[int, tuple[Any, tf.Tensor]] = {}  # by the id of the copy's handle
+        # By the id of the copy's handle: what assigns to it, which keeps it alive, and its value.
+        self._values: dict[int, tuple[Callable[..., Any], tf.Tensor]] = {}
 
     def holds(self, variable: Any) -> bool:
         """Return whether every copy of this variable is remembered."""
@@ -139,7 +141,7 @@ class Snapshot:
         for variable in variables:
             for copy in copies(variable):
                 if _key(copy) not in self._values:
-                    self._values[_key(copy)] = (copy, tf.identity(copy))
+                    self._values[_key(copy)] = (copy.assign, tf.identity(copy))
 
     def add_captured(self, traced: Any) -> None:
         """Remember the variables that a traced function holds, as `add` does.
@@ -152,13 +154,14 @@ class Snapshot:
         for handle in traced.captured_inputs:
             data = getattr(handle, "_handle_data", None)  # private to TensorFlow; iterators and tables have none
             if data is not None and data.is_set and id(handle) not in self._values:
-                captured = _Captured(handle, data.shape_and_type[0].dtype)
-                self._values[id(handle)] = (captured, captured.read_value())
+                assign = functools.partial(tf.raw_ops.AssignVariableOp, resource=handle)
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=data.shape_and_type[0].dtype)
+                self._values[id(handle)] = (assign, value)
 
     def put_back(self) -> None:
         """Give every copy the value that it had."""
-        for copy, value in self._values.values():
-            copy.assign(value)
+        for assign, value in self._values.values():
+            assign(value=value)
 
 
 @contextmanager
@@ -180,20 +183,6 @@ def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
         np.random.set_state(numpy_state)
         if generator is not None:
             generator.state.assign(generator_state)
-
-
-class _Captured:
-    """A variable of which only the handle is known."""
-
-    def __init__(self, handle: tf.Tensor, dtype: int) -> None:
-        self.handle = handle
-        self._dtype = tf.as_dtype(dtype)
-
-    def read_value(self) -> tf.Tensor:
-        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
-
-    def assign(self, value: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
 
 def _key(copy: Any) -> int:

@@ -22,7 +22,7 @@ from mirrorkit.cluster.messages import Signature
 from mirrorkit.cluster.network import door, host_and_port
 from mirrorkit.cluster.variables import JOB_TOKEN, job_token
 from mirrorkit.errors import ClusterError
-from mirrorkit.within import within
+from mirrorkit.within import started
 
 _log = logging.getLogger("mirrorkit")
 
@@ -68,7 +68,7 @@ def _run(meeting: Coroutine[Any, Any, None]) -> None:
         await meeting
 
     try:
-        within("The first task", None, asyncio.run, run())
+        started(lambda: asyncio.run(run())).result()
     except (KeyboardInterrupt, SystemExit):  # in this thread, which waits
         for end in cancel:
             end()
@@ -119,7 +119,7 @@ class _Host:
 
     async def wait(self, timeout: float) -> None:
         self._met = asyncio.get_running_loop().create_future()
-        here = with_addresses({self.cluster.task: self.cluster.addresses[self.cluster.task]})
+        here = with_addresses(self.cluster.addresses, [self.cluster.task])
         limit = messages.longest(self.hello)
         server = await asyncio.start_server(self.let_in, sock=door(self.cluster), limit=limit)
         try:
@@ -189,8 +189,6 @@ class _Host:
         hello = message.values
         signature = Signature(self.token, guest.signature.host, messages.require_nonce(hello.get("nonce")))
         task = hello.get("task")
-        if not (isinstance(task, str) and isinstance(hello.get("tasks"), dict)):
-            raise messages.NotOurs
         if not signature.fits("guest", message):
             gave = "a wrong" if self.token else "an unexpected"
             if message.mac == messages.UNSIGNED:
@@ -240,7 +238,7 @@ class _Host:
         self.present = {task: one for task, one in self.present.items() if one is not guest}
 
     def _did_not_come(self, timeout: float) -> str:
-        named = with_addresses({task: self.cluster.addresses[task] for task in self._missing})
+        named = with_addresses(self.cluster.addresses, self._missing)
         return (
             f"{named} did not start within {timeout:g} s; {len(self.present) + 1} of {len(self.others) + 1} "
             f"tasks are there ({self.cluster.source}).{self.dropped} Look at their output; they must run the "
@@ -274,7 +272,7 @@ async def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: byte
                         return
             await asyncio.sleep(1.0)
 
-    named = with_addresses({first: address})
+    named = with_addresses(cluster.addresses, [first])
     await _until_met(
         asyncio.ensure_future(visit()),
         timeout + _VERDICT,

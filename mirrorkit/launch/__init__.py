@@ -11,5 +11,6 @@ Ray cluster. The launcher needs no TensorFlow.
 from __future__ import annotations
 
 from mirrorkit.launch.launcher import launch, on_ray
+from mirrorkit.launch.layout import clusters as clusters  # for mk.testing
 
 __all__ = ["launch", "on_ray"]

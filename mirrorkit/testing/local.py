@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import tensorflow as tf
 
 from mirrorkit import processor, strategy
-from mirrorkit.cluster import Cluster, free_ports
+from mirrorkit.cluster import Cluster
+from mirrorkit.launch import clusters
 from mirrorkit.strategy import start_server
 
 
@@ -41,11 +40,10 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
         workers: how many.
         ps: number of parameter servers.
     """
-    first, *others = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + ps)]
-    cluster = Cluster(tuple(others[:workers]), tuple(others[workers:]), first, "chief", source="local_cluster")
+    tasks = clusters(workers, ps=ps, chief=True, source="local_cluster")
     # The servers of one process share its threads and wait for each other: with too few they wait forever.
     threads = max(processor.cores(), 2 * (workers + ps) + 1)
-    for job, count in (("worker", workers), ("ps", ps)):
-        for index in range(count):
-            start_server(dataclasses.replace(cluster, task_type=job, task_index=index), threads=threads)
-    return cluster
+    for name, cluster in tasks.items():
+        if name != "chief":
+            start_server(cluster, threads=threads)
+    return tasks["chief"]
