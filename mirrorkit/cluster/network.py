@@ -60,7 +60,7 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     if unknown and time.monotonic() < deadline:
         _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
     while unknown and time.monotonic() < deadline:
-        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        time.sleep(0.5)
         unknown = _failing(look_up, unknown, deadline)
     if unknown:
         named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -50,7 +49,7 @@ def wait_for_all(
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
         return
-    hello = json.loads(json.dumps({"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}))
+    hello = {"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}
     token = job_token(os.environ if environ is None else environ)
     if cluster.task == tasks[0]:
         _run(_Host(cluster, tasks[1:], hello, token).wait(timeout))
@@ -138,9 +137,6 @@ class _Host:
             raise
         finally:
             server.close()
-            for guest in self.guests:
-                if not guest.is_task:
-                    self._forget(guest)
             # Tasks close first, so that no closed connection of ours keeps the port busy for a while.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=_VERDICT)
@@ -156,27 +152,23 @@ class _Host:
         silent = [one for one in self.guests if not one.is_task]
         if len(silent) > _STRANGERS + len(self.others):
             self._drop(silent[0], "came while too many others had not named a task")
-        why = "left without naming a task"
         try:
             writer.write(messages.greeting(guest.signature.host))
             line = await asyncio.wait_for(reader.readuntil(), _HELLO)
             self._welcome(guest, line)
-            why = ""  # from now on it may leave, and come back
             if await reader.read(1):
-                why = "went on after naming its task"
+                raise messages.NotOurs("went on after naming its task")
         except asyncio.TimeoutError:
-            why = f"named no task within {_HELLO:g} s"
+            self._drop(guest, f"named no task within {_HELLO:g} s")
         except asyncio.LimitOverrunError:
-            why = "sent a longer line than a task does"
+            self._drop(guest, "sent a longer line than a task does")
         except messages.NotOurs as error:
-            why = str(error) or "sent something else than a task of this version of mirrorkit does"
-        except asyncio.CancelledError:
-            why = ""
+            self._drop(guest, str(error) or "sent something else than a task of this version of mirrorkit does")
         except (EOFError, OSError):
-            pass
-        if why:
-            self._drop(guest, why)
-        self._forget(guest)
+            if not guest.is_task:  # a task may leave, and come back
+                self._drop(guest, "left without naming a task")
+        finally:
+            self._forget(guest)
 
     def _welcome(self, guest: _Guest, line: bytes) -> None:
         """Take a guest among those present; all end where a task of this job was started wrongly.

@@ -89,14 +89,14 @@ def _silent(task: str, address: str) -> Iterator[Finding]:
     """Say why nobody answers at an address; nothing if somebody does."""
     try:
         socket.create_connection(host_and_port(address), timeout=3.0).close()
+        return
     except ConnectionRefusedError:
-        found = f"{task} ({address}): its machine answers, but nothing listens there"
+        found = "answers, but nothing listens there"
         cure = "Start the doctor there at the same time (under Slurm by srun), and look at its output."
-        yield Finding("workers", "failure", found, cure)
     except OSError as error:
-        found = f"{task} ({address}): its machine does not answer ({error})"
+        found = f"does not answer ({error})"
         cure = "Look at the address, whether the machine is up, and at the firewall: every worker needs every port."
-        yield Finding("workers", "failure", found, cure)
+    yield Finding("workers", "failure", f"{task} ({address}): its machine {found}", cure)
 
 
 def on_this_machine(cluster: Cluster) -> int:
