@@ -82,13 +82,14 @@ async def _until_met(
     Raises:
         ClusterError: they have not met in time (`missing` says who is not there), or cannot.
     """
-    await asyncio.wait([meeting], timeout=min(timeout, _PATIENCE))
-    if not meeting.done() and timeout > _PATIENCE:
-        _log.warning("%s. %s", waiting(), _SAME)
-        await asyncio.wait([meeting], timeout=timeout - _PATIENCE)
-    if not meeting.done():
-        raise ClusterError(missing())
-    meeting.result()
+    loop = asyncio.get_running_loop()
+    reminder = loop.call_later(_PATIENCE, lambda: _log.warning("%s. %s", waiting(), _SAME))
+    try:
+        await asyncio.wait_for(meeting, timeout)
+    except asyncio.TimeoutError:
+        raise ClusterError(missing()) from None
+    finally:
+        reminder.cancel()
 
 
 @dataclass(eq=False)
