@@ -138,6 +138,9 @@ class _Host:
             raise
         finally:
             server.close()
+            for guest in self.guests:
+                if not guest.is_task:
+                    self._forget(guest)
             # Tasks close first, so that no closed connection of ours keeps the port busy for a while.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=_VERDICT)
@@ -168,6 +171,8 @@ class _Host:
         except (EOFError, OSError):
             if not guest.is_task:  # a task may leave, and come back
                 self._drop(guest, "left without naming a task")
+        except asyncio.CancelledError:
+            pass  # all is over: asyncio would print a traceback
         finally:
             self._forget(guest)
 
