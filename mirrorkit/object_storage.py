@@ -78,7 +78,7 @@ class ObjectStorage:
     def names(self) -> list[str]:
         """Return the names of all objects, without those in folders; none where there is no such folder."""
         try:
-            found = self._tried(self._system.ls, self._root, detail=True)
+            found = tried(self.address, self._system.ls, self._root, detail=True)
         except FileNotFoundError:
             return []
         return sorted(os.path.basename(entry["name"]) for entry in found if entry["type"] == "file")
@@ -89,7 +89,7 @@ class ObjectStorage:
         None where there is no such folder. An object that is at the address itself has the name "".
         """
         try:
-            found = self._tried(self._system.find, self._root)
+            found = tried(self.address, self._system.find, self._root)
         except FileNotFoundError:
             return []
         objects = [path for path in found if not path.endswith("/")]  # empty ones that stand for folders
@@ -97,11 +97,11 @@ class ObjectStorage:
 
     def read(self, name: str) -> bytes:
         """Return an object's content; raise a FileNotFoundError where there is none."""
-        return bytes(self._tried(self._system.cat_file, self._path(name)))
+        return bytes(self._tried("cat_file", name))
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, or replace it."""
-        self._tried(self._system.pipe_file, self._path(name), content, size=len(content))
+        self._tried("pipe_file", name, content, size=len(content))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a new object; return whether there was none of that name.
@@ -110,7 +110,7 @@ class ObjectStorage:
         `content` must be another in each process: by it a call that was made again knows its own object.
         """
         try:
-            self._tried(self._system.pipe_file, self._path(name), content, mode="create")
+            self._tried("pipe_file", name, content, mode="create")
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
                 return self.read(name) == content
@@ -119,11 +119,11 @@ class ObjectStorage:
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a file to an object."""
-        self._tried(self._system.put_file, os.fspath(path), self._path(name), size=path.stat().st_size)
+        tried(self.address, self._system.put_file, os.fspath(path), f"{self._root}/{name}", size=path.stat().st_size)
 
     def download(self, name: str, path: Path, size: int) -> None:
         """Copy an object of about this size to a file; raise a FileNotFoundError where there is none."""
-        self._tried(self._system.get_file, self._path(name), os.fspath(path), size=size)
+        self._tried("get_file", name, os.fspath(path), size=size)
 
     def remove(self, name: str) -> None:
         """Remove an object, if it is there.
@@ -132,17 +132,15 @@ class ObjectStorage:
             FileError: that is not allowed.
         """
         try:
-            self._tried(self._system.rm_file, self._path(name))
+            self._tried("rm_file", name)
         except FileNotFoundError:
             return
         except PermissionError as error:
             raise FileError(f"{self.address}/{name} {NOT_REMOVED}: {error}") from error
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _tried(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        return tried(self.address, call, *args, **options)
+    def _tried(self, method: str, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of fsspec's file system for an object."""
+        return tried(self.address, getattr(self._system, method), f"{self._root}/{name}", *args, **options)
 
 
 def tried(address: str, call: Callable[..., T], *args: Any, size: int = 0, **options: Any) -> T:
@@ -202,9 +200,7 @@ def opened(address: str) -> tuple[Any, str]:
     try:
         made = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}  # object stores have no folders
         system, root = _once(address, _SILENCE, fsspec.core.url_to_fs, address, use_listings_cache=False, **made)
-    except ImportError as error:  # the package for this kind of address; the error names it
-        raise ArgumentError(f"{address} cannot be opened: {error}. Install it with pip.") from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:  # the first names the package for this kind of address
         raise ArgumentError(f"{address} cannot be opened: {error}.") from error
     except MirrorkitError:
         raise

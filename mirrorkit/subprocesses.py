@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 _ROOT = str(Path(__file__).resolve().parents[1])
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no process groups
@@ -30,19 +29,11 @@ def open_standard_streams() -> None:
     os.close(opened)
 
 
-def start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command as the leader of a process group of its own.
-
-    Args:
-        command: the program and its arguments.
-        environment: all of its environment variables.
-        **options: of `subprocess.Popen`.
-    """
-    return subprocess.Popen(list(command), env=dict(environment), start_new_session=True, **options)
-
-
 def send(process: subprocess.Popen[bytes], number: int = KILL) -> None:
-    """Send a signal to a process of `start` and to all that it started; does nothing where none of them is left."""
+    """Send a signal to a process and to all that it started; does nothing where none of them is left.
+
+    The process must lead a group of its own: `subprocess.Popen(..., start_new_session=True)`.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)

@@ -18,18 +18,24 @@ def within(what: str, seconds: float | None, call: Callable[..., T], *args: Any,
     Raises:
         FileError: `what` has not answered.
     """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*args, **options))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="mirrorkit-wait").start()  # nothing else ends a call that hangs
+    future = started(lambda: call(*args, **options))
     if not wait([future], seconds).done:
         raise FileError(
             f"{what} has not answered for {seconds:g} s. Check the network, the file system or the server behind it, "
             "and variables that name a server, such as AWS_ENDPOINT_URL."
         )
     return future.result()
+
+
+def started(call: Callable[[], T]) -> Future[T]:
+    """Return what a call will return, in a thread of its own: nothing ends a call that hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="mirrorkit-wait").start()
+    return future

@@ -155,7 +155,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "TF_CONFIG tells each task which one it is",
-        "mirrorkit/launch/layout.py",
+        "mirrorkit/cluster/cluster.py",
         "task_index=index",
         "task_index=0",
         "tests/launch/test_layout.py",

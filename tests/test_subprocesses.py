@@ -26,7 +26,7 @@ def test_the_same_mirrorkit_comes_first_on_the_path():
 
 def test_a_process_is_ended_with_all_that_it_started():
     code = "import subprocess, sys; print('ready', flush=True); subprocess.run(['sleep', '60'])"
-    process = subprocesses.start([sys.executable, "-c", code], environment=os.environ, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     subprocesses.send(process)
     assert process.wait(10) == -signal.SIGKILL

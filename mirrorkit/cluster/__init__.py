@@ -13,7 +13,14 @@ that starts your processes only has to set TF_CONFIG, https://www.tensorflow.org
 from __future__ import annotations
 
 # The names "as" themselves are for mirrorkit's other packages.
-from mirrorkit.cluster.cluster import Cluster, jobs as jobs, task_name, with_addresses as with_addresses
+from mirrorkit.cluster.cluster import (
+    Cluster,
+    as_each_task as as_each_task,
+    computing as computing,
+    jobs as jobs,
+    task_name,
+    with_addresses as with_addresses,
+)
 from mirrorkit.cluster.detection import detect
 from mirrorkit.cluster.network import (
     free_ports as free_ports,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from mirrorkit.errors import ClusterError
 
@@ -67,7 +67,7 @@ class Cluster:
     @property
     def num_workers(self) -> int:
         """How many processes train together: the workers, and the chief unless it coordinates parameter servers."""
-        return len(self.workers) + (self.chief is not None and not self.ps)
+        return len(computing(self))
 
     def to_tf_config(self) -> str:
         """Return this cluster as a value of TF_CONFIG (JSON)."""
@@ -97,7 +97,7 @@ class Cluster:
                 f"{self.source}: the task type {self.task_type!r} is unknown. The types are "
                 f"{', '.join(map(repr, TASK_TYPES))}; an old 'master' is now called 'chief'."
             )
-        if isinstance(self.task_index, bool) or not isinstance(self.task_index, int):
+        if type(self.task_index) is not int:  # nor a bool
             raise ClusterError(f"{self.source}: the task index must be a whole number, found {self.task_index!r}.")
         # evaluators need no address
         count = self.task_index + 1 if self.task_type == "evaluator" else len(jobs(self).get(self.task_type, ()))
@@ -126,6 +126,21 @@ def jobs(cluster: Cluster) -> dict[str, list[str]]:
     return {job: addresses for job, addresses in every.items() if addresses}
 
 
+def computing(cluster: Cluster) -> list[str]:
+    """Return the names of the tasks that train: the workers, and the chief unless it coordinates parameter servers."""
+    coordinator = "chief" if cluster.ps else ""
+    return [task for task in cluster.addresses if task != coordinator and not task.startswith("ps ")]
+
+
+def as_each_task(cluster: Cluster) -> dict[str, Cluster]:
+    """Return for each task, by name, the cluster as it sees it."""
+    return {
+        task_name(job, index): replace(cluster, task_type=job, task_index=index)
+        for job, addresses in jobs(cluster).items()
+        for index in range(len(addresses))
+    }
+
+
 def task_name(task_type: str, index: int) -> str:
     """Return "chief", "worker 0", "ps 1": the name of a task in messages and log lines.
 
@@ -136,9 +151,9 @@ def task_name(task_type: str, index: int) -> str:
     return "chief" if task_type == "chief" and index == 0 else f"{task_type} {index}"
 
 
-def with_addresses(addresses: Mapping[str, str]) -> str:
-    """Return the tasks as messages name them: "worker 0 (gpu01:2222), ps 1 (gpu02:2222)"."""
-    return ", ".join(f"{task} ({address})" for task, address in addresses.items())
+def with_addresses(addresses: Mapping[str, str], tasks: Iterable[str]) -> str:
+    """Return some of the tasks as messages name them: "worker 0 (gpu01:2222), ps 1 (gpu02:2222)"."""
+    return ", ".join(f"{task} ({addresses[task]})" for task in tasks)
 
 
 def _check_address(address: object, who: str) -> None:

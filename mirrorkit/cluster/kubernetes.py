@@ -45,10 +45,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             "Job's number of completions and MIRRORKIT_SERVICE to the name of its headless service."
         )
     index = number(environ, "JOB_COMPLETION_INDEX")
-    count = whole_number("MIRRORKIT_WORKERS", number(environ, "MIRRORKIT_WORKERS"), ClusterError, least=0, most=10_000)
+    count = whole_number("MIRRORKIT_WORKERS", number(environ, "MIRRORKIT_WORKERS"), ClusterError, most=10_000)
     port = number(environ, "MIRRORKIT_PORT", _PORT)
-    if count < 2:
-        return None
     job, separator, end = environ["HOSTNAME"].rpartition("-")
     if not separator or end != str(index):
         raise ClusterError(

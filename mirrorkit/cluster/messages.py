@@ -50,9 +50,9 @@ def nonce_of_greeting(line: bytes) -> str:
 
 def require_nonce(found: object) -> str:
     """Return `found`, which must be a nonce."""
-    if not isinstance(found, str) or not _NONCE.fullmatch(found):
+    if not _NONCE.fullmatch(str(found)):
         raise NotOurs
-    return found
+    return str(found)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import wait
 
 from mirrorkit.cluster.cluster import Cluster
 from mirrorkit.errors import ClusterError
+from mirrorkit.within import started
 
 _log = logging.getLogger("mirrorkit")
 
@@ -46,23 +48,29 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
     pod appears only with the pod.
     """
+
+    def look_up(host: str) -> object:
+        return socket.getaddrinfo(host, None)
+
     deadline = time.monotonic() + timeout
     tasks_by_host: dict[str, list[str]] = {}
     for task, address in cluster.addresses.items():
         tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
-    unknown = _failing(_look_up, tasks_by_host, deadline)
+    unknown = _failing(look_up, tasks_by_host, deadline)
     if unknown and time.monotonic() < deadline:
         _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
     while unknown and time.monotonic() < deadline:
-        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
-        unknown = _failing(_look_up, unknown, deadline)
+        time.sleep(0.5)
+        unknown = _failing(look_up, unknown, deadline)
     if unknown:
         named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
         raise ClusterError(
             f"No address was found within {timeout:g} s for {named} ({cluster.source}). Look for a misspelled host "
             "name; this machine must be able to resolve the names of all tasks."
         )
-    _require_free_port(cluster)
+    if cluster.task in cluster.addresses:  # an evaluator has none
+        # At all interfaces, as TensorFlow's server listens, which cannot be told to listen at one.
+        _listening(cluster, "").close()
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -84,54 +92,14 @@ def unreachable(addresses: Mapping[str, str], *, seconds: float = 2.0) -> list[s
     return _failing(connect, addresses, time.monotonic() + seconds + _BUSY)
 
 
-def _failing(look: Callable[[str], None], names: Collection[str], deadline: float) -> list[str]:
+def _failing(look: Callable[[str], object], names: Collection[str], deadline: float) -> list[str]:
     """Return the names for which a function fails, or has not returned by the deadline; all at once, in threads.
 
     The system's resolver has no time limit.
     """
-    fine: set[str] = set()
-
-    def run(name: str) -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            look(name)
-            fine.add(name)
-
-    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.01, deadline - time.monotonic()))
-    return [name for name in names if name not in fine]
-
-
-def _look_up(host: str) -> None:
-    socket.getaddrinfo(host, None)
-
-
-def _require_free_port(cluster: Cluster) -> None:
-    """Refuse a cluster in which this process's port is in use."""
-    if cluster.task not in cluster.addresses:  # an evaluator
-        return
-    address = cluster.addresses[cluster.task]
-    port = host_and_port(address)[1]
-    # At all interfaces, as TensorFlow's server listens, which cannot be told to listen at one.
-    with socket.socket(socket.AF_INET6 if address.startswith("[") else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a past run's closed connections do not matter
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise _cannot_listen(cluster, error) from error
-
-
-def _cannot_listen(cluster: Cluster, error: OSError) -> ClusterError:
-    address = cluster.addresses[cluster.task]
-    port = host_and_port(address)[1]
-    if error.errno != errno.EADDRINUSE:
-        return ClusterError(f"{cluster.task} cannot listen on port {port} ({address}): {error}.")
-    return ClusterError(
-        f"{cluster.task} should listen on port {port} ({address}, {cluster.source}), but another process of this "
-        "machine already does. End it (an earlier run?) or choose another port."
-    )
+    answers = {name: started(functools.partial(look, name)) for name in names}
+    wait(answers.values(), max(0.01, deadline - time.monotonic()))
+    return [name for name, answer in answers.items() if not answer.done() or answer.exception()]
 
 
 def door(cluster: Cluster) -> socket.socket:
@@ -140,12 +108,24 @@ def door(cluster: Cluster) -> socket.socket:
     It listens at this task's own address where that is an IP address. A host name may mean another interface to other
     machines, and an address may be forwarded to this machine: then the socket listens at all interfaces.
     """
-    host, port = host_and_port(cluster.addresses[cluster.task])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.suppress(ValueError, OSError):
+    host, _ = host_and_port(cluster.addresses[cluster.task])
+    with contextlib.suppress(ValueError):  # also the error of the second line, which is a `ClusterError`
         ipaddress.ip_address(host)
-        return socket.create_server((host, port), family=family)
+        return _listening(cluster, host)
+    return _listening(cluster, "")
+
+
+def _listening(cluster: Cluster, interface: str) -> socket.socket:
+    """Return a socket that listens at this task's port, at the address of an interface or with "" at all of them."""
+    address = cluster.addresses[cluster.task]
+    host, port = host_and_port(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family)
+        return socket.create_server((interface, port), family=family)
     except OSError as error:
-        raise _cannot_listen(cluster, error) from error
+        if error.errno != errno.EADDRINUSE:
+            raise ClusterError(f"{cluster.task} cannot listen on port {port} ({address}): {error}.") from error
+        raise ClusterError(
+            f"{cluster.task} should listen on port {port} ({address}, {cluster.source}), but another process of this "
+            "machine already does. End it (an earlier run?) or choose another port."
+        ) from error

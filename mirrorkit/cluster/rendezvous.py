@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -23,7 +22,7 @@ from mirrorkit.cluster.network import door, host_and_port
 from mirrorkit.cluster.variables import JOB_TOKEN, job_token
 from mirrorkit.errors import ClusterError
 from mirrorkit.printing import few
-from mirrorkit.within import within
+from mirrorkit.within import started
 
 _log = logging.getLogger("mirrorkit")
 
@@ -51,7 +50,7 @@ def wait_for_all(
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
         return
-    hello = json.loads(json.dumps({"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}))
+    hello = {"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}
     token = job_token(os.environ if environ is None else environ)
     if cluster.task == tasks[0]:
         _run(_Host(cluster, tasks[1:], hello, token).wait(timeout))
@@ -69,7 +68,7 @@ def _run(meeting: Coroutine[Any, Any, None]) -> None:
         await meeting
 
     try:
-        within("The first task", None, asyncio.run, run())
+        started(lambda: asyncio.run(run())).result()
     except (KeyboardInterrupt, SystemExit):  # in this thread, which waits
         for end in cancel:
             end()
@@ -84,13 +83,14 @@ async def _until_met(
     Raises:
         ClusterError: they have not met in time (`missing` says who is not there), or cannot.
     """
-    await asyncio.wait([meeting], timeout=min(timeout, _PATIENCE))
-    if not meeting.done() and timeout > _PATIENCE:
-        _log.warning("%s. %s", waiting(), _SAME)
-        await asyncio.wait([meeting], timeout=timeout - _PATIENCE)
-    if not meeting.done():
-        raise ClusterError(missing())
-    meeting.result()
+    loop = asyncio.get_running_loop()
+    reminder = loop.call_later(_PATIENCE, lambda: _log.warning("%s. %s", waiting(), _SAME))
+    try:
+        await asyncio.wait_for(meeting, timeout)
+    except asyncio.TimeoutError:
+        raise ClusterError(missing()) from None
+    finally:
+        reminder.cancel()
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ class _Host:
 
     async def wait(self, timeout: float) -> None:
         self._met = asyncio.get_running_loop().create_future()
-        here = with_addresses({self.cluster.task: self.cluster.addresses[self.cluster.task]})
+        here = with_addresses(self.cluster.addresses, [self.cluster.task])
         limit = messages.longest(self.hello)
         server = await asyncio.start_server(self.let_in, sock=door(self.cluster), limit=limit)
         try:
@@ -157,27 +157,25 @@ class _Host:
         silent = [one for one in self.guests if not one.is_task]
         if len(silent) > _STRANGERS + len(self.others):
             self._drop(silent[0], "came while too many others had not named a task")
-        why = "left without naming a task"
         try:
             writer.write(messages.greeting(guest.signature.host))
             line = await asyncio.wait_for(reader.readuntil(), _HELLO)
             self._welcome(guest, line)
-            why = ""  # from now on it may leave, and come back
             if await reader.read(1):
-                why = "went on after naming its task"
+                raise messages.NotOurs("went on after naming its task")
         except asyncio.TimeoutError:
-            why = f"named no task within {_HELLO:g} s"
+            self._drop(guest, f"named no task within {_HELLO:g} s")
         except asyncio.LimitOverrunError:
-            why = "sent a longer line than a task does"
+            self._drop(guest, "sent a longer line than a task does")
         except messages.NotOurs as error:
-            why = str(error) or "sent something else than a task of this version of mirrorkit does"
-        except asyncio.CancelledError:
-            why = ""
+            self._drop(guest, str(error) or "sent something else than a task of this version of mirrorkit does")
         except (EOFError, OSError):
-            pass
-        if why:
-            self._drop(guest, why)
-        self._forget(guest)
+            if not guest.is_task:  # a task may leave, and come back
+                self._drop(guest, "left without naming a task")
+        except asyncio.CancelledError:
+            pass  # all is over: asyncio would print a traceback
+        finally:
+            self._forget(guest)
 
     def _welcome(self, guest: _Guest, line: bytes) -> None:
         """Take a guest among those present; all end where a task of this job was started wrongly.
@@ -190,8 +188,6 @@ class _Host:
         hello = message.values
         signature = Signature(self.token, guest.signature.host, messages.require_nonce(hello.get("nonce")))
         task = hello.get("task")
-        if not (isinstance(task, str) and isinstance(hello.get("tasks"), dict)):
-            raise messages.NotOurs
         if not signature.fits("guest", message):
             gave = "a wrong" if self.token else "an unexpected"
             if message.mac == messages.UNSIGNED:
@@ -241,7 +237,7 @@ class _Host:
         self.present = {task: one for task, one in self.present.items() if one is not guest}
 
     def _did_not_come(self, timeout: float) -> str:
-        named = with_addresses({task: self.cluster.addresses[task] for task in self._missing})
+        named = with_addresses(self.cluster.addresses, self._missing)
         return (
             f"{named} did not start within {timeout:g} s; {len(self.present) + 1} of {len(self.others) + 1} "
             f"tasks are there ({self.cluster.source}).{self.dropped} Look at their output; they must run the "
@@ -275,7 +271,7 @@ async def _join(cluster: Cluster, first: str, hello: dict[str, Any], token: byte
                         return
             await asyncio.sleep(1.0)
 
-    named = with_addresses({first: address})
+    named = with_addresses(cluster.addresses, [first])
     await _until_met(
         asyncio.ensure_future(visit()),
         timeout + _VERDICT,

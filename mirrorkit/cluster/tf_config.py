@@ -7,10 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mirrorkit.cluster.cluster import Cluster
+from mirrorkit.cluster.cluster import TASK_TYPES, Cluster
 from mirrorkit.errors import ClusterError
-
-_JOBS = {"worker", "ps", "chief", "evaluator"}
 
 
 def read(environ: Mapping[str, str]) -> Cluster | None:
@@ -28,9 +26,9 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         jobs, task = config.get("cluster", {}), config.get("task", {})
         if not (any(jobs.values()) or task):
             return None
-        if unknown := sorted(jobs.keys() - _JOBS):
+        if unknown := sorted(jobs.keys() - set(TASK_TYPES)):
             raise ClusterError(
-                f"TF_CONFIG names the jobs {unknown}. The jobs are {sorted(_JOBS)}; an old 'master' is now called "
+                f"TF_CONFIG names the jobs {unknown}. The jobs are {sorted(TASK_TYPES)}; an old 'master' is now called "
                 "'chief'."
             )
         chief, *others = jobs.get("chief") or [None]

@@ -78,7 +78,7 @@ def matching(pattern: str) -> list[RemoteFile]:
         entry = {}
     if entry.get("type") == "file":
         return [_file(pattern, entry)]
-    return _files(pattern, _asked(pattern, "glob", detail=True))
+    return _files(pattern, _asked(pattern, "glob", detail=True).values())
 
 
 def listed(folder: str) -> list[RemoteFile]:
@@ -92,8 +92,7 @@ def listed(folder: str) -> list[RemoteFile]:
     except DataError:
         return []
     path = _opened(folder)[1].strip("/")
-    own = [entry for entry in found if posixpath.dirname(entry["name"]).strip("/") == path]
-    return _files(folder, {entry["name"]: entry for entry in own})
+    return _files(folder, [entry for entry in found if posixpath.dirname(entry["name"]).strip("/") == path])
 
 
 def described(addresses: Sequence[str]) -> list[RemoteFile]:
@@ -168,10 +167,6 @@ class RemoteReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a byte."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return where the next byte is read."""
         return self._at
 
     def size(self) -> int:
@@ -250,10 +245,10 @@ def _asked(address: str, what: str, **options: Any) -> Any:
 _opened = functools.lru_cache(1024)(object_storage.opened)
 
 
-def _files(given: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
-    """The files among entries by path, with addresses that begin as the given one."""
+def _files(given: str, found: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:
+    """The files among entries, with addresses that begin as the given one."""
     begin = given.rstrip("/").removesuffix(_opened(given)[1])
-    entries = [entry for entry in found.values() if entry["type"] == "file" and not entry["name"].endswith("/")]
+    entries = [entry for entry in found if entry["type"] == "file" and not entry["name"].endswith("/")]
     return sorted(_file(begin + entry["name"], entry) for entry in entries)
 
 

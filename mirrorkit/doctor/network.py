@@ -6,7 +6,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Mapping
 
-from mirrorkit.cluster import Cluster, detect, host_and_port, require_network, wait_for_all
+from mirrorkit.cluster import Cluster, computing, detect, host_and_port, require_network, wait_for_all
 from mirrorkit.doctor import versions
 from mirrorkit.doctor.finding import Finding, of_message
 from mirrorkit.errors import ClusterError
@@ -89,18 +89,17 @@ def _silent(task: str, address: str) -> Iterator[Finding]:
     """Say why nobody answers at an address; nothing if somebody does."""
     try:
         socket.create_connection(host_and_port(address), timeout=3.0).close()
+        return
     except ConnectionRefusedError:
-        found = f"{task} ({address}): its machine answers, but nothing listens there"
+        found = "answers, but nothing listens there"
         cure = "Start the doctor there at the same time (under Slurm by srun), and look at its output."
-        yield Finding("workers", "failure", found, cure)
     except OSError as error:
-        found = f"{task} ({address}): its machine does not answer ({error})"
+        found = f"does not answer ({error})"
         cure = "Look at the address, whether the machine is up, and at the firewall: every worker needs every port."
-        yield Finding("workers", "failure", found, cure)
+    yield Finding("workers", "failure", f"{task} ({address}): its machine {found}", cure)
 
 
 def on_this_machine(cluster: Cluster) -> int:
     """Return how many tasks that compute have the same host as this one."""
-    own = cluster.addresses.get(cluster.task, ":0")
-    computing = [*cluster.workers, *([cluster.chief] if cluster.chief and not cluster.ps else [])]
-    return [host_and_port(address)[0] for address in computing].count(host_and_port(own)[0])
+    hosts = {task: host_and_port(address)[0] for task, address in cluster.addresses.items()}
+    return [hosts[task] for task in computing(cluster)].count(hosts.get(cluster.task, ""))

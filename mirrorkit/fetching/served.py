@@ -89,9 +89,10 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
         self._connection, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
-            self._process = subprocesses.start(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "mirrorkit.fetching.serve", str(number)],
-                environment=subprocesses.with_mirrorkit(variables),
+                env=subprocesses.with_mirrorkit(variables),
+                start_new_session=True,
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
             )

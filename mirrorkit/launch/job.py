@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # where the tasks of a job run, and these
     from mirrorkit.launch.this_machine import ThisMachine
 
 ROOM = "room"  # the event that there is room for another number of workers
-_LOOK = getattr(signal, "SIGHUP", None)
+HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 # After a failure the others cannot go on; this is the time they have to print their errors.
 _SECONDS_AFTER_FAILURE = 5.0
@@ -130,7 +130,7 @@ class Job:
         """Take an event that is about room for workers; return whether it is."""
         if event == ROOM:
             self._limit = self.most
-        return event == ROOM or (event == _LOOK and self._placement.look())
+        return event == ROOM or (event == HANGUP and self._placement.look())
 
     def _next_event(self, deadline: float) -> Any:
         """Return an event, after a wait for it; None when the time is up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import shutil
@@ -28,13 +29,10 @@ def main() -> None:
     for number in numbers:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray starts its processes with SIGINT blocked
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def end_with_the_keeper() -> None:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    script = subprocess.Popen(command, preexec_fn=end_with_the_keeper)  # no threads yet
+    with_keeper = None  # lets the script end with this process, where the system can
+    if sys.platform == "linux":
+        with_keeper = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    script = subprocess.Popen(command, preexec_fn=with_keeper)  # no threads yet
     watching = threading.Thread(target=_watch, args=(int(lifeline), folder, script), daemon=True)
     watching.start()
     code = script.wait()

@@ -16,12 +16,12 @@ from mirrorkit import stop_signals
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import ClusterError, JobError
 from mirrorkit.launch import layout, ray_nodes
-from mirrorkit.launch.job import Job
+from mirrorkit.launch.job import HANGUP, Job
 from mirrorkit.launch.output import tell
 from mirrorkit.launch.ray_nodes import RayNodes, WorkerResources
 from mirrorkit.launch.this_machine import ThisMachine
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *filter(None, [HANGUP]))
 
 
 @checks_arguments(JobError)

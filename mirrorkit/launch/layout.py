@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from glob import glob
 
 from mirrorkit import processor
-from mirrorkit.cluster import JOB_TOKEN, Cluster, free_ports, job_token, jobs, task_name
+from mirrorkit.cluster import JOB_TOKEN, Cluster, as_each_task, computing, free_ports, job_token
 from mirrorkit.errors import ClusterError, JobError
 
 
-def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Cluster]:
+def clusters(workers: int, *, ps: int = 0, chief: bool = False, source: str = "launch") -> dict[str, Cluster]:
     """Return for each task, by name, the cluster as it sees it, on ports of this machine that are free now.
 
     With parameter servers there is a chief too, which coordinates.
@@ -22,16 +21,7 @@ def clusters(workers: int, *, ps: int = 0, chief: bool = False) -> dict[str, Clu
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(workers + ps + has_chief))
     coordinator = addresses[-1] if has_chief else None
     servers = addresses[workers : workers + ps]
-    return tasks(Cluster(workers=addresses[:workers], ps=servers, chief=coordinator, source="launch"))
-
-
-def tasks(whole: Cluster) -> dict[str, Cluster]:
-    """Return for each task of a cluster, by name, the cluster as it sees it."""
-    return {
-        task_name(job, index): replace(whole, task_type=job, task_index=index)
-        for job, addresses in jobs(whole).items()
-        for index in range(len(addresses))
-    }
+    return as_each_task(Cluster(workers=addresses[:workers], ps=servers, chief=coordinator, source=source))
 
 
 def variables(tasks: Mapping[str, Cluster], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -54,7 +44,7 @@ def environments(
     As `devices_per_worker`, "cpu" (or "cpu:1") hides the GPUs; "gpu:2" gives each worker two of its own; None shares
     all GPUs out when there is at least one for each worker, and hides them otherwise.
     """
-    workers = [name for name, cluster in tasks.items() if _computes(cluster)]
+    workers = computing(next(iter(tasks.values())))
     gpus = _gpus(environ)
     each = _gpus_per_worker(devices_per_worker, len(workers), len(gpus))
     visible = {name: gpus[index * each : (index + 1) * each] for index, name in enumerate(workers)}
@@ -65,10 +55,6 @@ def environments(
         if gpus:
             found[name]["CUDA_VISIBLE_DEVICES"] = ",".join(visible.get(name, ())) or "-1"
     return found
-
-
-def _computes(cluster: Cluster) -> bool:
-    return cluster.task_type == "worker" or (cluster.task_type == "chief" and not cluster.ps)
 
 
 def _gpus_per_worker(asked: str | None, workers: int, found: int) -> int:

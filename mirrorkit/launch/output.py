@@ -29,17 +29,7 @@ def say(name: str, text: str, to: TextIO | None) -> None:
         except OSError as error:
             if error.errno not in _NOBODY_READS:
                 raise
-            _discard_what_follows(to)
-
-
-def _discard_what_follows(to: TextIO) -> None:
-    """Open the null device in place of a stream that nobody reads.
-
-    What Python could not write stays in its buffer. It would try again at exit, and exit with 120 when that fails:
-    https://docs.python.org/3/library/signal.html#note-on-sigpipe
-    """
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, to.fileno())
-    finally:
-        os.close(null)
+            # Python would try to write again at exit, and exit with 120 when that fails:
+            # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), to.fileno())

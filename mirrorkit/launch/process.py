@@ -52,9 +52,10 @@ class Process:
             os.mkfifo(pipe)
         lifeline, *self._open = os.pipe()
         try:
-            self._process = subprocesses.start(
+            self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), self._own, *command],
-                environment={**environment, **dict.fromkeys(named, pipe)},
+                env={**environment, **dict.fromkeys(named, pipe)},
+                start_new_session=True,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -65,10 +66,10 @@ class Process:
             os.close(lifeline)
         streams: dict[str, Any] = {"out": self._process.stdout, "err": self._process.stderr}
         if named:
-            reads = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # without a wait for who writes
-            self._open.append(os.open(pipe, os.O_WRONLY))  # until it is closed, the pipe has no end
-            os.set_blocking(reads, True)
-            streams["note"] = os.fdopen(reads, "rb")
+            self._open.append(
+                os.open(pipe, os.O_RDWR)
+            )  # nothing waits for a writer; until it is closed there is no end
+            streams["note"] = os.fdopen(os.open(pipe, os.O_RDONLY), "rb")
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams.items()]
         self._waiter = threading.Thread(target=self._wait, daemon=True)
         for thread in (*self._readers, self._waiter):

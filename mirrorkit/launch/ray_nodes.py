@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirrorkit.arguments import whole_number
-from mirrorkit.cluster import Cluster, unreachable
+from mirrorkit.cluster import Cluster, as_each_task, unreachable
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
 from mirrorkit.launch.job import ROOM, workers_text
@@ -221,7 +221,7 @@ class RayNodes:
             time.sleep(_LOOK)
             return {}
         tell(f"{workers_text(width)} on {', '.join(addresses)}")
-        tasks = layout.tasks(Cluster(workers=tuple(addresses), source="launch"))
+        tasks = as_each_task(Cluster(workers=tuple(addresses), source="launch"))
         self._used = dict(zip(tasks, actors, strict=True))
         own = {"TF_NUM_INTRAOP_THREADS": str(self.share.cpus)}
         if not self.share.gpus:  # otherwise Ray sets it for the actor

@@ -56,7 +56,9 @@ class Slot:
         with tempfile.TemporaryFile() as stdin:
             stdin.write(call or b"")
             stdin.seek(0)
-            self._process = Process([sys.executable, *command], given, self._tell, where, stdin)
+            self._process = Process(
+                [sys.executable, *command], given, lambda *event: self._told.put(event), where, stdin
+            )
 
     def send(self, number: int, started: None) -> None:
         """Send a signal to the task; `started` is what `start` returned, without which Ray does not call this."""
@@ -72,6 +74,3 @@ class Slot:
                 self._number = number
                 self._answer = [self._told.get() for _ in range(self._told.qsize() or 1)]
             return self._answer
-
-    def _tell(self, what: str, value: Any) -> None:
-        self._told.put((what, value))

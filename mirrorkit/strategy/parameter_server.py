@@ -74,7 +74,7 @@ def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> No
     deadline, said = time.monotonic() + timeout, False
     while missing := unreachable(addresses):
         if time.monotonic() > deadline:
-            named = with_addresses({task: addresses[task] for task in missing})
+            named = with_addresses(addresses, missing)
             raise ClusterError(
                 f"{cluster.task} waited {timeout:g} s for {named}, where nobody listens ({cluster.source}). Look at "
                 "the logs of these tasks, at the addresses and at the firewall. A longer start_timeout waits longer."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import tensorflow as tf
 
 from mirrorkit import processor, strategy
@@ -42,10 +40,10 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
         workers: how many.
         ps: number of parameter servers.
     """
-    tasks = clusters(workers, ps=ps, chief=True)
-    chief = dataclasses.replace(tasks.pop("chief"), source="local_cluster")
+    tasks = clusters(workers, ps=ps, chief=True, source="local_cluster")
     # The servers of one process share its threads and wait for each other: with too few they wait forever.
     threads = max(processor.cores(), 2 * (workers + ps) + 1)
-    for task in tasks.values():
-        start_server(task, threads=threads)
-    return chief
+    for name, cluster in tasks.items():
+        if name != "chief":
+            start_server(cluster, threads=threads)
+    return tasks["chief"]

@@ -91,8 +91,8 @@ def run_in_fresh_process(
         given = {name: value for name, value in environment.items() if value is not None}
         # Files instead of pipes: a grandchild that outlives the process would keep a pipe open and the reader waiting.
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
-            process = subprocesses.start(
-                command, environment=given, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            process = subprocess.Popen(
+                command, env=given, start_new_session=True, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
             try:
                 failed = process.wait(timeout) and check

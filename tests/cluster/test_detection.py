@@ -196,6 +196,7 @@ def without(environ, name):
         (slurm(MIRRORKIT_PORT="65533"), "worker 3 .*gpu02:65536"),
         (without(pod(), "MIRRORKIT_SERVICE"), "MIRRORKIT_SERVICE not set"),
         (without(pod(), "MIRRORKIT_WORKERS"), "MIRRORKIT_WORKERS not set"),
+        (pod(MIRRORKIT_WORKERS="0"), "MIRRORKIT_WORKERS .*from 1 to 10000, found 0"),
         (pod(MIRRORKIT_WORKERS="three"), "MIRRORKIT_WORKERS .*three"),
         (pod(MIRRORKIT_WORKERS="100000000"), "MIRRORKIT_WORKERS .*10000"),
         (pod(MIRRORKIT_PORT="0"), "65535"),

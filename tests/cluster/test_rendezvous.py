@@ -187,7 +187,7 @@ def test_a_stranger_learns_nothing_but_a_nonce(cluster, waiting):
         assert silent.makefile("rb").read().count(b"\n") == 1  # nothing of the error
 
 
-def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster, waiting, monkeypatch):
+def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster, waiting, monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_HELLO", 0.3)
     host = waiting()
     with connected(cluster) as silent, connected(cluster) as task:
@@ -198,6 +198,7 @@ def test_a_silent_connection_is_dropped_after_a_while_and_a_task_is_not(cluster,
         assert together(as_task(cluster, 2)) == [None]
         assert b'- {"go": true}\n' in task.makefile("rb").read()
     assert host.result() is None
+    assert "asyncio" not in {record.name for record in caplog.records}, "a task that does not leave"
 
 
 def test_a_byte_now_and_then_does_not_prolong_the_wait(cluster, waiting):

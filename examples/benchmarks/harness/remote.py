@@ -59,9 +59,10 @@ class Remote(contextlib.AbstractContextManager["Remote"]):
         subprocesses.open_standard_streams()
         self._connection, theirs = Pipe()
         with theirs, open(self._log, "wb") as log:
-            self._process = subprocesses.start(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.serve", str(theirs.fileno()), self._folder.name],
-                environment=subprocesses.with_mirrorkit(variables),
+                env=subprocesses.with_mirrorkit(variables),
+                start_new_session=True,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

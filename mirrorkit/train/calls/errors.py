@@ -77,8 +77,7 @@ def require_servers(strategy: tf.distribute.Strategy, cause: BaseException | Non
         gone = unreachable({task: servers[task] for task in gone})
     if gone:
         raise ClusterError(
-            f"{with_addresses({task: servers[task] for task in gone})} does not answer any more, and the variables it "
-            f"held are lost. {_GO_ON}"
+            f"{with_addresses(servers, gone)} does not answer any more, and the variables it held are lost. {_GO_ON}"
         ) from cause
 
 

@@ -107,8 +107,8 @@ class RemoteCalls(Calls):
             return time.monotonic()
         if time.monotonic() - last_seen > _PATIENCE_SECONDS:
             raise ClusterError(
-                f"No worker has answered for {_PATIENCE_SECONDS:g} s ({with_addresses(workers)}). Start them again; a "
-                "run with mk.train.Checkpoints goes on from its newest checkpoint."
+                f"No worker has answered for {_PATIENCE_SECONDS:g} s ({with_addresses(workers, workers)}). Start them "
+                "again; a run with mk.train.Checkpoints goes on from its newest checkpoint."
             )
         return last_seen
 
