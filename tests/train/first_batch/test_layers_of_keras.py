@@ -122,7 +122,7 @@ OTHERS = {  # not layers of a model by themselves, of strings, of boxes, of othe
     *("Layer", "Wrapper", "InputLayer", "RNN", "TFSMLayer", "FlaxLayer", "JaxLayer", "TorchModuleWrapper"),
     *("StringLookup", "TextVectorization", "HashedCrossing", "MaxNumBoundingBoxes", "ConvLSTM1D", "ConvLSTM3D"),
 }
-REFUSED = {"SpectralNormalization"}  # see test_refusals.py
+REFUSED = {"SpectralNormalization"}  # see tests/train/test_refusals.py
 
 
 def test_every_layer_of_keras_is_here() -> None:
