@@ -5,6 +5,7 @@ Fixtures for the tests:
     run_python(code, ...)           run code in a fresh process, for tests that need another layout or environment
     small_tables                    embeddings that are small enough for a test are updated in place
     with_onednn                     the processes of this test convolve with oneDNN
+    bucket                          an empty object store in memory
 Every test starts with a cleared Keras session and seed 0, and fails when it leaves environment variables, child
 processes or threads behind.
 """
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import device_choice
 import pytest
@@ -96,6 +98,17 @@ def with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if onednn.VARIABLE not in os.environ:
         monkeypatch.setenv(onednn.VARIABLE, "1")
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """A store in memory without renames, empty at the beginning: memory://bucket."""
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
 
 
 @pytest.fixture(autouse=True)

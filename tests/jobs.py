@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,16 +132,37 @@ def started(folder: Path, *command: object, workers: int = 2, ps: int = 0) -> It
 
 
 def until(
-    condition: Callable[[], object], what: str, *, by: subprocess.Popen | None = None, every: float = 0.02
+    condition: Callable[[], object],
+    what: str,
+    *,
+    by: subprocess.Popen | None = None,
+    every: float = 0.02,
+    limit: float = LIMIT,
 ) -> None:
     """Wait for a condition; where `by` is to fulfil it, not beyond the end of that process."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + limit
     while not condition():
         if by is not None and by.poll() is not None:
             raise RuntimeError(f"The process ended before {what}, with exit code {by.returncode}.")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come within {LIMIT:g} s")
+            raise TimeoutError(f"{what} did not come within {limit:g} s")
         time.sleep(every)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and no zombie that its adoptive parent has yet to collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_gone(pids: Sequence[int]) -> None:
+    """Wait for the end of processes that somebody else has started."""
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)
 
 
 class Seen(NamedTuple):

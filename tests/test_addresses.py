@@ -114,13 +114,8 @@ def test_the_doctor_writes_to_an_address_and_leaves_nothing() -> None:
 
 
 @pytest.fixture
-def storage() -> Any:
-    """A folder in memory, empty at the beginning."""
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield ObjectStorage("memory://bucket/folder/")
-    system.store.clear()
+def storage(bucket: Any) -> ObjectStorage:
+    return ObjectStorage("memory://bucket/folder/")
 
 
 def test_objects(storage: ObjectStorage, tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ def test_tasks_that_were_told_different_things_are_refused(cluster):
         assert "worker 1 was started with other TensorFlow than worker 0: '2.20' instead of '2.21'" in error
 
 
-def connected(cluster, seconds=10.0):
+def connected(cluster):
     """A connection to worker 0 as soon as it listens."""
     host, _, port = cluster.workers[0].rpartition(":")
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 10
     while True:
         try:
             return socket.create_connection((host, int(port)), timeout=5)

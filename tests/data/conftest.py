@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,14 +30,3 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ("mnist", "fashion_mnist", "cifar10", "cifar100"):
         monkeypatch.setattr(getattr(keras.datasets, name), "load_data", offline)
-
-
-@pytest.fixture
-def bucket() -> Iterator[Any]:
-    """A store in memory, empty at the beginning: memory://bucket."""
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield system
-    system.store.clear()

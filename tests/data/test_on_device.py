@@ -172,9 +172,3 @@ def test_what_is_kept_as_it_is_has_a_gpu_kernel_and_nothing_else_has_one() -> No
         assert dtype not in gathered  # or it could be kept as it is
         assert dtype in _on_gpus("Reshape", "T")
         assert dtype in _on_gpus("StridedSlice", "T")
-
-
-def test_words_take_no_more_memory_than_rows_of_whole_words_need() -> None:
-    for size, words in ((784, 98), (3072, 384), (7, 1), (9, 2)):
-        array = np.zeros((5, size), np.uint8)
-        assert StoredArray.of(array).pack(array).shape == (5, words)

@@ -99,13 +99,6 @@ def test_gzip_files_are_counted_as_tensorflow_counts_them(tmp_path):
     assert index.counts == (count_by_reading(str(tmp_path / "both"), "GZIP"),) == (2 * len(lengths),)
 
 
-def test_a_sum_is_compared_with_the_files(tmp_path):
-    files = [write(tmp_path / name, [3] * count) for name, count in (("a", 4), ("b", 5))]
-    assert RecordReader(files, "", 9).counts == (4, 5)
-    with pytest.raises(DataError, match=r"hold 8 examples.* found 9: 4, 5"):
-        print(RecordReader(files, "", 8).counts)
-
-
 def test_another_number_of_examples_in_a_file_is_said(tmp_path):
     file = "file://" + write(tmp_path / "a", [3] * 4)  # that is believed until it is read
     for told in (3, 5):

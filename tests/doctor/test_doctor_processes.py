@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jobs import assert_gone, until
 
 import mirrorkit as mk
 
@@ -44,19 +43,12 @@ def test_a_doctor_that_is_stopped_leaves_nothing_behind(distribution, tmp_path):
         doctors[number] = temporary, pid, subprocess.Popen(command, env=environment, **pipes)
     for number, (temporary, pid, process) in doctors.items():
         with process:
-            until(lambda pid=pid: pid.exists() and pid.read_text())
+            until(lambda pid=pid: pid.exists() and pid.read_text(), "its import of TensorFlow", limit=20)
             process.send_signal(number)
             _, said = process.communicate(timeout=20)
         assert (process.returncode, said) == (128 + number, "")
-        until(lambda pid=pid: not Path(f"/proc/{pid.read_text()}").exists())
+        assert_gone([int(pid.read_text())])
         assert list(temporary.iterdir()) == []
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from jobs import processes
+from jobs import processes, until
 from own_items import Ending, Faulty, Items, Stuck
 
 from mirrorkit.data.item_reader import ItemReader
@@ -113,10 +112,7 @@ def test_nothing_is_left_of_a_script_that_is_killed(tmp_path, items):
         assert script.stdout.readline() == "fetches\n"
         assert len(processes(tmp_path)) == 3
         os.kill(script.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while processes(tmp_path):
-        assert time.monotonic() < deadline, processes(tmp_path)
-        time.sleep(0.05)
+    until(lambda: not processes(tmp_path), "the end of the processes", limit=20)
 
 
 def children() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import re
@@ -10,9 +9,9 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from jobs import assert_gone
 
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.launch import job, launch, launcher
@@ -45,19 +44,6 @@ def pids(process: subprocess.Popen, tasks: int) -> list[list[int]]:
         if match := re.fullmatch(r"(.+) \| pids (\d+) (\d+) (\d+)\n", line):
             found[match[1]] = [int(pid) for pid in match.groups()[1:]]
     return [found[name] for name in sorted(found)]
-
-
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_each_task_runs_the_script_with_its_arguments_and_its_lines_carry_its_name(script, capsys):

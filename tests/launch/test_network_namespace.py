@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import until
 
 import mirrorkit as mk
 
@@ -48,14 +48,6 @@ def refusal() -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("inside", [True, False])
 def test_tasks_reach_each_other_and_nobody_else_reaches_them(inside: bool, tmp_path: Path) -> None:
     if inside and (why := refusal()):
@@ -65,10 +57,11 @@ def test_tasks_reach_each_other_and_nobody_else_reaches_them(inside: bool, tmp_p
     options: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, "PYTHONPATH": str(Path(mk.__file__).parents[1])}
     with subprocess.Popen(in_namespace() if inside else plain, env=environment, **options) as process:
-        until(lambda: all((tmp_path / f"reached-{index}").exists() for index in (0, 1)), process)
+        reached = [tmp_path / f"reached-{index}" for index in (0, 1)]
+        until(lambda: all(file.exists() for file in reached), "both tasks", by=process, limit=40)
         time.sleep(0.1)
         found = []
-        for address in json.loads((tmp_path / "reached-0").read_text()):
+        for address in json.loads(reached[0].read_text()):
             try:
                 socket.create_connection(("127.0.0.1", int(address.split(":")[1])), timeout=5).close()
                 found.append("reached")

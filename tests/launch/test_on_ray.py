@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import assert_gone
 from ray_nodes import RayNodes
 
 from mirrorkit.errors import ClusterError, JobError
@@ -53,13 +53,6 @@ def next_line(process: subprocess.Popen, pattern: str) -> re.Match:
         if match := re.search(pattern, line):
             return match
     raise AssertionError(process.stderr and process.stderr.read())
-
-
-def require_gone(*pids: str) -> None:
-    deadline = time.monotonic() + 30
-    while left := [pid for pid in pids if Path("/proc", pid).exists()]:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -106,7 +99,7 @@ def test_nothing_outlives_the_launcher(how: str, on_ray: Any, script: Any) -> No
     process.send_signal(signal.Signals[how])
     process.communicate(timeout=100)
     assert process.returncode == {"SIGINT": 130, "SIGKILL": -9}[how]
-    require_gone(*pids)
+    assert_gone([*map(int, pids)])
 
 
 @pytest.mark.slow
@@ -118,7 +111,7 @@ def test_an_actor_that_does_not_answer_is_killed_too(on_ray: Any, script: Any) -
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 137
-    require_gone(pid, actor)
+    assert_gone([int(pid), int(actor)])
 
 
 @pytest.mark.slow

@@ -50,13 +50,13 @@ def _values(variables: list[Any]) -> list[np.ndarray]:
     return [variable.value.numpy() for variable in variables]
 
 
-def _run_both(name: str, options: dict[str, Any], *, steps: int = 2, missing: int | None = None) -> tuple[Any, Any]:
-    """Weights and slots after `steps`, by `apply` on variables and by `functional_apply` on values."""
+def _run_both(name: str, options: dict[str, Any], *, missing: int | None = None) -> tuple[Any, Any]:
+    """Weights and slots after two steps, by `apply` on variables and by `functional_apply` on values."""
     by_apply, untouched = _variables(), _variables()
     reference, optimizer = (made(name, options, variables) for variables in (by_apply, untouched))
     weights, slots = tensors(untouched), tensors(optimizer.variables)
     before = _values([*untouched, *optimizer.variables])
-    for step in range(steps):
+    for step in range(2):
         gradients: list[Any] = gradients_of(untouched, step)
         if missing is not None:
             gradients[missing] = None

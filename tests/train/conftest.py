@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import line_net, set_values, values_of
+from training_helpers import as_new, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -123,18 +123,15 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def _line_and_its_first_values(make_loop: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
+def _line(make_loop: Callable[..., Any]) -> mk.train.Loop:
     momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
-    loop = make_loop(("mirrored", 2), line_net, momentum, metrics=["mae"], steps_per_call=2)
-    return loop, values_of(loop)
+    return make_loop(("mirrored", 2), line_net, momentum, metrics=["mae"], steps_per_call=2)
 
 
 @pytest.fixture
-def line(_line_and_its_first_values: Any) -> mk.train.Loop:
+def line(_line: Any) -> mk.train.Loop:
     """A linear model on two replicas, two steps per call, as new for each test and compiled once for all."""
-    loop, first = _line_and_its_first_values
-    set_values(loop, first)
-    return loop
+    return as_new(_line)
 
 
 @pytest.fixture

@@ -47,6 +47,14 @@ def updates(loop: Any, groups: Sequence[Sequence[Any]]) -> list[Any]:
     return logs
 
 
+def traced_update(loop: Any, *spec: tf.TensorSpec, batches: int = 1) -> Any:
+    """The trace of an update on so many batches of this form, of which nothing is run."""
+    step = loop.step.for_loop(loop.strategy)
+    step.prepare(spec)
+    train = tf.function(lambda *batch: step.train([HostBatch(batch)] * batches), autograph=False)
+    return train.get_concrete_function(*spec)
+
+
 def _update(step: Any, group: Any) -> Any:
     return step.train([HostBatch(batch) for batch in group])
 
@@ -60,14 +68,13 @@ def train(loop: Any, batches: Sequence[Any]) -> list[Any]:
     return updates(loop, [[batch] for batch in batches])
 
 
-def train_by_hand(model: Any, optimizer: Any, batches: Sequence[Any], loss: Any = None) -> list[float]:
+def train_by_hand(model: Any, optimizer: Any, batches: Sequence[Any]) -> list[float]:
     """The same in plain TensorFlow on whole batches, with Keras's optimizer; returns the losses."""
-    loss = loss or (lambda y, y_pred: tf.reduce_mean((y_pred - y) ** 2))
     optimizer.build(model.trainable_variables)
     losses = []
     for x, y in batches:
         with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True)) + sum(model.losses)
+            value = tf.reduce_mean((model(x, training=True) - y) ** 2) + sum(model.losses)
         losses.append(float(value))
         optimizer.apply([tf.convert_to_tensor(g) for g in tape.gradient(value, model.trainable_variables)])
     return losses
@@ -157,3 +164,10 @@ class Line:
         gradients = [gradient / sums["examples"] for gradient in sums["gradients"]]
         new = mk.optim.functional_apply(self.optimizer, values[:count], values[count:], gradients)
         return [*new[0], *new[1]], {"loss": sums["loss"] / sums["examples"]}
+
+
+class ByTrain(Line):
+    """Trains by a method of its own, as one of several updates does."""
+
+    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
+        return self.update(strategy, strategy.run(self.compute, args=(batch,)))

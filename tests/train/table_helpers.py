@@ -12,10 +12,17 @@ from training_helpers import set_values, values_of
 import mirrorkit as mk
 from mirrorkit._keras import keras
 
-L = keras.layers
+L, o = keras.layers, keras.optimizers
 SIZE, WIDTH = 8192, 32  # 1 MiB: the smallest table
 BATCH, WORDS = 12, 5
 ROWS = np.unique(np.random.default_rng(7).integers(1, SIZE - 1, 30))  # what is looked up, beside the first and the last
+OPTIMIZERS: dict[str, Callable[[], Any]] = {  # all of them: tests/equivalence, and tests/optim/test_by_rows.py
+    "SGD": lambda: o.SGD(0.5),
+    "Adagrad": lambda: o.Adagrad(0.1),
+    "Adam": lambda: o.Adam(0.02),
+    "AdamW": lambda: o.AdamW(0.02, weight_decay=0.1),
+    "RMSprop": lambda: o.RMSprop(0.01, momentum=0.5, centered=True),
+}
 UNEVEN, LONELY = 3 * BATCH + 7, 3 * BATCH + 1  # examples; the last batch has 7, or 1 and leaves shares empty
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from step_helpers import traced_update
 from training_helpers import adam, sequential, tanh_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce import reduction
-from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES
 
 L = keras.layers
+SPEC = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
 
 
 def _operations(graph: Any) -> Counter[str]:
@@ -33,11 +34,8 @@ def _step_operations(make_loop: Any, **options: Any) -> tuple[Any, Counter[str]]
 
 def _step_graph(make_loop: Any, **options: Any) -> tuple[Any, Any]:
     loop = make_loop(("mirrored", 2), tanh_net, adam, **options)
-    step = loop.step.for_loop(loop.strategy)
-    spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
-    step.prepare(spec)
-    traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
-    return step, traced.graph
+    traced = traced_update(loop, *SPEC)
+    return loop.step.for_loop(loop.strategy), traced.graph
 
 
 def _update_of(step: Any) -> Iterator[Any]:
@@ -73,11 +71,7 @@ def test_no_branch_asks_the_device(make_loop: Any) -> None:
 
     options = {"loss_scale": "dynamic", "clip_norm": 1.0, "ema": 0.9, "accumulate": 2}
     loop = make_loop(("mirrored", 2), net, adam, **options)
-    step = loop.step.for_loop(loop.strategy)
-    spec = tf.TensorSpec([12, 4]), tf.TensorSpec([12, 1])
-    step.prepare(spec)
-    traced = tf.function(lambda *batch: step.train([HostBatch(batch)] * 2), autograph=False)
-    found = _operations(traced.get_concrete_function(*spec).graph)
+    found = _operations(traced_update(loop, *SPEC, batches=2).graph)
     assert found["IsFinite"] == 1  # of all gradients, in the update that both replicas call
     assert not {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"} & set(found)
 

@@ -29,13 +29,8 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def storage() -> Any:
-    """An address in memory, without renames; empty at the beginning."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield ObjectStorage("memory://bucket/models/m")
-    system.store.clear()
+def storage(bucket: Any) -> ObjectStorage:
+    return ObjectStorage("memory://bucket/models/m")
 
 
 def net(value: float) -> Any:

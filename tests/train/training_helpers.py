@@ -182,6 +182,13 @@ def set_values(loop: Any, values: Sequence[np.ndarray]) -> None:
         variable.assign(value)
 
 
+def as_new(loop: Any) -> Any:
+    """The same loop as it was when this was first called for it."""
+    set_values(loop, vars(loop).setdefault("first_values_of_the_tests", values_of(loop)))
+    loop.position = mk.train.Position()
+    return loop
+
+
 def linear(weights: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
     """What `line_net` with these weights predicts, in float64."""
     return x.astype("float64") @ weights[0] + weights[1]

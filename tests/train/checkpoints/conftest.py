@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_helpers import net
+from training_helpers import adam, as_new
 
 import mirrorkit as mk
-from mirrorkit._keras import keras
 
 
 @pytest.fixture(scope="session")
@@ -22,41 +22,17 @@ def pictures() -> mk.data.Recipe:
 
 
 @pytest.fixture(scope="session")
-def _drawing_loop(strategy_of: Callable[..., Any]) -> mk.train.Loop:
-    strategy = strategy_of("mirrored", 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model, optimizer = net(), keras.optimizers.Adam(0.01)
-    return mk.train.Loop(strategy, mk.train.Step(model, optimizer, loss="mse", metrics=["mae"]), steps_per_call=3)
+def _drawing_loop(make_loop: Callable[..., Any]) -> mk.train.Loop:
+    return make_loop(("mirrored", 2), net, adam, metrics=["mae"])
 
 
 @pytest.fixture
-def fresh(line: Any, as_new: Any) -> Any:
+def fresh(line: Any) -> Any:
     """The linear model on two replicas, at the beginning of its run; epochs of `recipe` have five steps."""
-    return as_new(line)
+    return line
 
 
 @pytest.fixture
-def loop(_drawing_loop: Any, as_new: Any) -> mk.train.Loop:
+def loop(_drawing_loop: Any) -> mk.train.Loop:
     """A loop on two replicas that draws random numbers, keeps statistics and has slots; compiled once, as new."""
     return as_new(_drawing_loop)
-
-
-@pytest.fixture(scope="session")
-def _first_values() -> dict[int, list[np.ndarray]]:
-    return {}
-
-
-@pytest.fixture
-def as_new(_first_values: dict[int, list[np.ndarray]]) -> Callable[[mk.train.Loop], mk.train.Loop]:
-    """`as_new(loop)`: the same loop as it was when it was made."""
-
-    def reset(loop: mk.train.Loop) -> mk.train.Loop:
-        variables = loop.step.variables
-        first = _first_values.setdefault(id(loop), [v.value.numpy() for v in variables])
-        for variable, value in zip(variables, first, strict=True):
-            variable.assign(value)
-        loop.position = mk.train.Position()
-        return loop
-
-    return reset

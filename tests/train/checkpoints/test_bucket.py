@@ -21,17 +21,10 @@ from mirrorkit.train.checkpoints.bucket import Bucket
 from mirrorkit.train.checkpoints.file import DamagedError
 from mirrorkit.train.checkpoints.position import Position
 
-fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install fsspec")
-
 
 @pytest.fixture
-def address() -> Any:
-    """A folder in memory, without renames; empty at the beginning."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield "memory://bucket/run"
-    system.store.clear()
+def address(bucket: Any) -> str:
+    return "memory://bucket/run"
 
 
 @pytest.fixture

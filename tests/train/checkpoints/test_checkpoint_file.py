@@ -76,14 +76,9 @@ def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(pa
         checkpoint_file.read(path)
 
 
-@pytest.mark.parametrize("content", ["object array", "folder"])
-def test_something_else_of_that_name_is_damaged(content: str, path: Path) -> None:
-    path.unlink()
-    if content == "folder":
-        path.mkdir()
-    else:
-        with path.open("wb") as file:
-            np.savez(file, about=np.array([{}], dtype=object))
+def test_an_array_of_objects_is_damaged(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, about=np.array([{}], dtype=object))
     with pytest.raises(checkpoint_file.DamagedError, match=path.name):
         checkpoint_file.read(path)
 

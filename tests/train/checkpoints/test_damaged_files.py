@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_helpers import bits, saved_at, spoil, write_as_other_version
+from training_helpers import as_new
 
 import mirrorkit as mk
 from mirrorkit.errors import CheckpointError
@@ -20,10 +21,9 @@ from mirrorkit.train.checkpoints.position import Position
 
 
 @pytest.fixture(scope="module")
-def _two_epochs(_line_and_its_first_values: Any, numbers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _two_epochs(_line: Any, numbers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoints of two epochs."""
-    folder, (loop, _) = tmp_path_factory.mktemp("saved"), _line_and_its_first_values
-    loop.position = mk.train.Position()
+    folder, loop = tmp_path_factory.mktemp("saved"), as_new(_line)
     data = mk.data.batches(mk.data.arrays(*numbers), global_batch_size=12)
     loop.fit(data, epochs=2, callbacks=[mk.train.Checkpoints(folder)], verbose=0)
     return folder
@@ -67,11 +67,13 @@ def test_a_description_of_a_newer_version_is_not_damage(newest: Path, fresh: Any
     assert bits(fresh) == before
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to itself", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device"])
 def test_what_is_no_file_is_damage(kind: str, newest: Path, fresh: Any) -> None:
     other = newest.parent / saved_at(99)[0]
     if kind == "pipe":
         os.mkfifo(other)
+    elif kind == "folder":
+        other.mkdir()
     else:
         other.symlink_to({"link to itself": other, "device": "/dev/zero"}[kind])
     with pytest.warns(UserWarning, match=f"{other} cannot be read"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_helpers import bits, names, saved_at, spoil
-from training_helpers import At, Interrupted, line_net, set_values, values_of
+from training_helpers import At, Interrupted, as_new, line_net, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -36,7 +36,6 @@ def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
     fresh: Any, recipe: Any, tmp_path: Path, capfd: Any
 ) -> None:
     options = {"epochs": 2, "validation_data": recipe, "verbose": 0}
-    start = values_of(fresh)
     history = fresh.fit(recipe, **options).history
     expected = bits(fresh)
     for number, hook, at, saved in (
@@ -47,8 +46,7 @@ def test_a_signal_saves_and_leaves_and_the_next_start_goes_on(
     ):
         folder = tmp_path / f"{number} {hook}"
         saver = mk.train.Checkpoints(folder, every=99)
-        set_values(fresh, start)
-        fresh.position = mk.train.Position()
+        as_new(fresh)
         with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as left:
             fresh.fit(recipe, callbacks=[saver, send(number, hook, at=at)], **options)
         assert number == signal.SIGINT or left.value.code == 143

@@ -11,14 +11,7 @@ import tensorflow as tf
 from checkpoint_helpers import bits, break_off, check_resumed, names, saved_at, spoil
 from step_helpers import Line
 from table_helpers import SIZE, UNEVEN, WIDTH, batches, net, words
-from training_helpers import (
-    largest_difference,
-    line_net,
-    plain_dataset,
-    sequential,
-    set_values,
-    values_of,
-)
+from training_helpers import as_new, largest_difference, line_net, plain_dataset, sequential, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -51,10 +44,9 @@ def test_a_new_process_names_its_layers_anew(make_loop: Any, recipe: Any, tmp_pa
 
 
 def test_two_replicas_go_on_as_one(fresh: Any, recipe: Any, make_loop: Any, tmp_path: Path) -> None:
-    start = values_of(fresh)
     history = fresh.fit(recipe, epochs=2, verbose=0).history
     expected = values_of(fresh)
-    set_values(fresh, start)
+    as_new(fresh)
     break_off(fresh, recipe, mk.train.Checkpoints(tmp_path, every=2), at=4, epochs=2)
     one = make_loop(("one_device", 1), line_net, lambda: keras.optimizers.SGD(0.05, momentum=0.5), metrics=["mae"])
     one.restore(tmp_path)
@@ -89,7 +81,7 @@ def test_accumulation_is_never_cut(make_loop: Any, recipe: Any, tmp_path: Path) 
 
 
 def test_a_finished_run_trains_nothing_more_and_goes_on_when_asked_for_more(
-    fresh: Any, as_new: Any, recipe: Any, tmp_path: Path, caplog: Any
+    fresh: Any, recipe: Any, tmp_path: Path, caplog: Any
 ) -> None:
     history = fresh.fit(recipe, epochs=4, validation_data=recipe, verbose=0).history
     expected = bits(fresh)

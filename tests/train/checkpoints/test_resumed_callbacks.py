@@ -6,11 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import watched_run as run
 from checkpoint_helpers import bits, spoil
-from training_helpers import At, Interrupted, send_sigterm, set_values, values_of
+from training_helpers import At, Interrupted, as_new, send_sigterm
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -34,24 +33,21 @@ PLACES = [  # every how many steps it saves, and where it is broken off
 
 
 @pytest.fixture(scope="module")
-def whole(strategy_of: Any, tmp_path_factory: Any) -> tuple[mk.train.Loop, list[np.ndarray], Any]:
-    """A loop, its first values, and what it leaves when nothing disturbs it."""
-    loop, folder = run.make_loop(strategy_of("mirrored", 2)), tmp_path_factory.mktemp("whole")
-    start = values_of(loop)
+def whole(strategy_of: Any, tmp_path_factory: Any) -> tuple[mk.train.Loop, Any]:
+    """A loop, and what it leaves when nothing disturbs it."""
+    loop, folder = as_new(run.make_loop(strategy_of("mirrored", 2))), tmp_path_factory.mktemp("whole")
     callbacks = run.callbacks_in(folder)
     found = run.outcome(loop, folder, run.fit(loop, callbacks), callbacks)
     assert len(found["history"]["loss"]) == 9 < run.EPOCHS  # stopped early
     assert found["remembered"]["stopping"][3] == 6  # the best epoch's weights were put back
     rates = found["history"]["learning_rate"]
     assert min(after / before for before, after in itertools.pairwise(rates)) < 0.7  # and on a plateau
-    return loop, start, found
+    return loop, found
 
 
 def _broken_off(whole: Any, folder: Path, places: Any) -> Any:
     """What is left of a run that was broken off at each of the places, and went on as a new one each time."""
-    loop, start, _ = whole
-    set_values(loop, start)
-    loop.position = mk.train.Position()
+    loop = as_new(whole[0])
     for every, strike in places:
         callbacks = run.callbacks_in(folder / "files")
         with pytest.raises((Interrupted, SystemExit)):

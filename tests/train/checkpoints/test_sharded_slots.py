@@ -24,7 +24,7 @@ def _net() -> Any:
 
 
 @pytest.fixture(scope="module")
-def sharded_loop(strategy_of: Any) -> Any:
+def sharded_loop(make_loop: Any) -> Any:
     """`sharded_loop(replicas, sharded)`: a loop as new, with a schedule, compiled once."""
     made: dict[Any, Any] = {}
 
@@ -32,12 +32,8 @@ def sharded_loop(strategy_of: Any) -> Any:
         key = replicas, sharded
         if key not in made:
             keras.utils.clear_session(free_memory=False)
-            keras.utils.set_random_seed(0)
-            strategy = strategy_of("mirrored", replicas)
-            with strategy.scope():
-                optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 3, 0.5))
-                step = mk.train.Step(_net(), optimizer, loss="mse", shard_optimizer=sharded, ema=0.9)
-            loop = mk.train.Loop(strategy, step, steps_per_call=3)
+            adam = lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 3, 0.5))  # noqa: E731
+            loop = make_loop(("mirrored", replicas), _net, adam, shard_optimizer=sharded, ema=0.9)
             made[key] = loop, _values(loop)
         loop, first = made[key]
         loop.position = mk.train.Position()

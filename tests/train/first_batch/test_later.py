@@ -112,11 +112,6 @@ def _loop_of(strategy: Any, unchecked: Any = (), **options: Any) -> Any:
     return mk.train.Loop(strategy, mk.train.Step.from_compiled(model, unchecked=unchecked), steps_per_call=1)
 
 
-def _fit(loop: Any, switch: Any, value: float) -> None:
-    loop.fit(plain_dataset(X, X[:, :1], batch=8), epochs=3, callbacks=[_SwitchOn(switch, value)], verbose=0)
-    assert loop.step.optimizer.iterations == 9
-
-
 @pytest.fixture(autouse=True)
 def no_check_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the machine computes."""
@@ -135,22 +130,6 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(LaterChecks, "check", noted)
     return steps
-
-
-@pytest.mark.slow
-def test_a_layers_switch(make_loop: Any) -> None:
-    def loop() -> Any:
-        return make_loop(TWO, lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1)), steps_per_call=1)
-
-    one = loop()
-    with pytest.raises(StepError, match=r"at step 0.*depends on the other examples.*training=True"):
-        _fit(one, one.step.model.layers[1].share, 1.0)
-    assert one.step.optimizer.iterations == 2
-    with pytest.raises(StepError, match="depends on the other examples"):  # a second try is no way around
-        one.fit(ENDLESS, steps_per_epoch=1, verbose=0)
-    assert one.step.optimizer.iterations == 2
-    same = loop()
-    _fit(same, same.step.model.layers[1].share, 0.0)
 
 
 class _OfPresent(L.Layer):  # type: ignore[name-defined]
@@ -187,6 +166,7 @@ def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: lis
 
 
 @pytest.mark.slow
+<<<<<<< HEAD
 def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int]) -> None:
     weights = np.repeat([0.0, 1.0], [24, 72]).astype("float32")
     x = np.tile(X[:8], (12, 1))
@@ -196,6 +176,8 @@ def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int])
 
 
 @pytest.mark.slow
+=======
+>>>>>>> cut-tests
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> None:
     """Found at the end of the first call with what it has assigned."""
@@ -203,7 +185,11 @@ def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> N
     switch = _SwitchOn(loop.step.model.layers[1].share, 1.0, hook, 3)
     with pytest.raises(StepError, match=r"the check at step 12.*depends on the other examples"):
         loop.fit(ENDLESS, steps_per_epoch=5, epochs=9, callbacks=[switch], verbose=0)
-    assert loop.step.optimizer.iterations == (17 if hook == "on_epoch_begin" else 22)
+    after = 17 if hook == "on_epoch_begin" else 22
+    assert loop.step.optimizer.iterations == after
+    with pytest.raises(StepError, match="depends on the other examples"):  # a second try is no way around
+        loop.fit(ENDLESS, steps_per_epoch=1, verbose=0)
+    assert loop.step.optimizer.iterations == after
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from first_batch_helpers import TWO, check
 
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
 
 L = keras.layers
 pytestmark = [
@@ -123,7 +122,7 @@ OTHERS = {  # not layers of a model by themselves, of strings, of boxes, of othe
     *("Layer", "Wrapper", "InputLayer", "RNN", "TFSMLayer", "FlaxLayer", "JaxLayer", "TorchModuleWrapper"),
     *("StringLookup", "TextVectorization", "HashedCrossing", "MaxNumBoundingBoxes", "ConvLSTM1D", "ConvLSTM3D"),
 }
-REFUSED = {"SpectralNormalization"}
+REFUSED = {"SpectralNormalization"}  # see tests/train/test_refusals.py
 
 
 def test_every_layer_of_keras_is_here() -> None:
@@ -149,12 +148,3 @@ def _net(name: str) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_silent(name: str, make_loop: Any) -> None:
     check(make_loop(TWO, lambda: _net(name), metrics=["mae"]), CASES[name][1], Y)
-
-
-def test_what_is_refused(make_loop: Any) -> None:
-    def net() -> Any:
-        inputs = keras.Input((6,))
-        return keras.Model(inputs, L.SpectralNormalization(L.Dense(1))(inputs))
-
-    with pytest.raises(StepError, match="assigns the weight"):
-        check(make_loop(TWO, net), SEQUENCE[:, :, 0], Y)

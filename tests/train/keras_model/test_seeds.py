@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line
+from step_helpers import ByTrain, Line
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -37,11 +37,8 @@ class Noisy(Line):
             return {**logs, **{str(i): tf.identity(number) for i, number in enumerate(drawn)}}
 
 
-class Trains(Noisy):
+class Trains(ByTrain, Noisy):
     """The same by a `train`, which calls `strategy.run` itself."""
-
-    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
-        return self.update(strategy, strategy.run(self.compute, args=(batch,)))
 
 
 def _drawn(strategy: Any, draw: Any, kind: Any = Noisy, unchecked: Any = ()) -> list[float]:

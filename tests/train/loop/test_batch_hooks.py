@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from loop_helpers import calls_of
-from training_helpers import largest_difference, line_net, set_values, values_of
+from training_helpers import as_new, largest_difference, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -72,11 +72,9 @@ def count_calls(loop: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def auto(line: Any) -> Callable[..., Any]:
     """`auto()`: `line` as new, with calls as long as it finds right, or as `auto(3)` says."""
-    first = values_of(line)
 
     def make(steps_per_call: int | str = "auto") -> mk.train.Loop:
-        set_values(line, first)
-        return calls_of(line, steps_per_call)
+        return calls_of(as_new(line), steps_per_call)
 
     return make
 

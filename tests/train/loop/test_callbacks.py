@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 from installed_versions import KERAS
-from training_helpers import line_net, set_values, values_of
+from training_helpers import as_new, line_net
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -22,18 +21,15 @@ def _net() -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(make_loop: Any) -> tuple[mk.train.Loop, list[np.ndarray]]:
-    """One small net on two replicas and its first values, compiled once for all tests here."""
+def made(make_loop: Any) -> mk.train.Loop:
+    """One small net on two replicas, compiled once for all tests here."""
     momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.5)  # noqa: E731
-    loop = make_loop(("mirrored", 2), _net, momentum, metrics=["mae"], steps_per_call=2)
-    return loop, values_of(loop)
+    return make_loop(("mirrored", 2), _net, momentum, metrics=["mae"], steps_per_call=2)
 
 
 @pytest.fixture
 def loop(made: Any) -> mk.train.Loop:
-    loop, first = made
-    set_values(loop, first)
-    return loop
+    return as_new(made)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from loop_helpers import calls_of
 from step_helpers import Line
-from training_helpers import keras_twin, line_net, plain_dataset, sequential, set_values, values_of
+from training_helpers import as_new, keras_twin, line_net, plain_dataset, sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -65,32 +65,9 @@ def saved(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def _made(make_loop: Callable[..., Any]) -> tuple[mk.train.Loop, list[np.ndarray]]:
-    """A loop over `hiding` on two replicas, compiled once, and its first values."""
-    loop = make_loop(TWO, hiding)
-    return loop, values_of(loop)
-
-
-@pytest.fixture(scope="module")
-def masked(make_loop: Callable[..., Any]) -> Any:
+def masked(make_loop: Callable[..., Any]) -> mk.train.Loop:
     """A loop over `hiding` with a mask, on two replicas and with averages; compiled once."""
-    loop = make_loop(TWO, lambda: hiding(Mask()), ema=0.9)
-    first = values_of(loop)
-
-    def get() -> mk.train.Loop:
-        set_values(loop, first)
-        loop.position = mk.train.Position()
-        return loop
-
-    return get
-
-
-@pytest.fixture
-def hidden(_made: Any) -> Callable[[int], mk.train.Loop]:
-    """`hidden(steps)`: this loop as new, with calls of so many steps."""
-    loop, first = _made
-    set_values(loop, first)
-    return lambda steps: calls_of(loop, steps)
+    return make_loop(TWO, lambda: hiding(Mask()), ema=0.9)
 
 
 @pytest.mark.slow
@@ -125,7 +102,7 @@ def test_a_gradient_that_is_not_finite(make_loop: Any, numbers: Any, tmp_path: P
 
 def test_a_mask_of_infinities_or_of_numbers_whose_squares_overflow_is_no_alarm(masked: Any, numbers: Any) -> None:
     for value, callbacks in ((-np.inf, [mk.checks.NanWatch()]), (-1e30, [])):
-        loop = masked()
+        loop = as_new(masked)
         mask = loop.step.model.layers[2].mask
         mask.assign([value] + [0.0] * 7)
         loop.fit(examples(numbers), epochs=2, verbose=0, callbacks=callbacks)
@@ -136,7 +113,7 @@ def test_a_mask_of_infinities_or_of_numbers_whose_squares_overflow_is_no_alarm(m
 
 def test_what_a_callback_writes(masked: Any, numbers: Any, tmp_path: Path) -> None:
     """An infinity in a mask is its own business, a NaN is not."""
-    loop = masked()
+    loop = as_new(masked)
     mask = loop.step.model.layers[2].mask
     mask.assign(np.zeros(8))
     save = mk.train.Checkpoints(tmp_path)
@@ -172,8 +149,8 @@ def test_a_step_of_the_users_own(loop_over: Callable[..., Any], numbers: Any) ->
         loop.fit(examples(numbers, bad=7), verbose=0)
 
 
-def test_a_fit_that_begins_with_nan_says_so(hidden: Any, numbers: Any, caplog: Any) -> None:
-    loop = hidden(3)
+def test_a_fit_that_begins_with_nan_says_so(make_loop: Any, numbers: Any, caplog: Any) -> None:
+    loop = make_loop(TWO, hiding)
     kernel, *rest = loop.step.model.get_weights()
     loop.step.model.set_weights([np.full_like(kernel, np.nan), *rest])
     loop.fit(examples(numbers), verbose=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import At, Interrupted, interrupt, plain_dataset, send_sigterm, set_values, values_of
+from training_helpers import At, Interrupted, as_new, interrupt, plain_dataset, send_sigterm, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -67,7 +67,6 @@ def _fit(line: Any, recipe: Any, validation: Any, *callbacks: Any, length: Any =
 
 @pytest.mark.slow
 def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, validation: Any) -> None:
-    start = values_of(line)
     seen, report, loop = _fit(line, recipe, validation)
     assert [steps for steps, _ in seen.seen] == [2, 4, 5, 7, 9, 10]
     assert seen.tests == 6
@@ -75,7 +74,7 @@ def test_it_validates_within_epochs_and_at_their_ends(line: Any, recipe: Any, va
     for (_, found), weights in zip(seen.seen, seen.weights, strict=True):  # of the weights after that very step
         loop.step.model.set_weights(weights)
         assert loop.evaluate(validation)["loss"] == pytest.approx(found, rel=1e-6)
-    set_values(line, start)
+    as_new(line)
     plain = _fit(line, recipe, validation, validate_every=None)[1]
     assert report.history == plain.history  # it trains the same
 

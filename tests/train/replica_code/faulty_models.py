@@ -57,13 +57,6 @@ class SmallSumOfRows(Base):
         return tf.reduce_mean(errors) + 1e-5 * tf.reduce_sum(errors)
 
 
-class InBatchNegatives(Base):
-    def objective(self, x, y):
-        logits = self.net(x) @ tf.transpose(y)
-        labels = tf.range(tf.shape(x)[0])
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-
-
 class Gathers(Base):
     def objective(self, x, y):
         return tf.reduce_mean((self.net(x) - tf.reduce_mean(mk.train.all_gather(y), axis=0)) ** 2)
@@ -219,7 +212,6 @@ FAULTY = {
     SumOfRows: _ROWS + "it gives its update 1 gradients",
     SumsTwice: _ROWS + "it gives its update 1 gradients",
     SmallSumOfRows: _ROWS + "it gives its update 1 gradients",
-    InBatchNegatives: _ROWS + "it gives its update 1 gradients",
     OnlyWhereItIsBad: _ROWS + "it gives its update 1 gradients",
     CodeBookOfSums: _ROWS + "it leaves '.*counts' at",
     SumInTheTracker: _ROWS + "it logs 'errors' as",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from step_helpers import Line, train_by_hand
+from step_helpers import ByTrain, Line, train_by_hand
 from training_helpers import KINDS, THREE, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
@@ -245,13 +245,6 @@ def test_a_step_without_any_way_to_train(strategy_of: Any) -> None:
 
     with pytest.raises(StepError, match="lacks compute, update"):
         mk.train.Loop(strategy_of("one_device", 1), Nothing())
-
-
-class ByTrain(Line):
-    """Trains by a method of its own, as one of several updates does."""
-
-    def train(self, strategy: tf.distribute.Strategy, batch: Any) -> Any:
-        return self.update(strategy, strategy.run(self.compute, args=(batch,)))
 
 
 def test_what_looks_at_a_step_takes_one_that_trains_by_itself(loop_over: Any, numbers: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from table_helpers import (
     BATCH,
+    OPTIMIZERS,
     SIZE,
     UNEVEN,
     WIDTH,
@@ -47,14 +48,6 @@ def _blocks_and_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_BLOCK", 3000 * WIDTH * 4)
 
 
-_EVERY: dict[str, Callable[[], Any]] = {  # all optimizers: tests/equivalence, and tests/optim/test_by_rows.py
-    "SGD": lambda: o.SGD(0.5),
-    "Adagrad": lambda: o.Adagrad(0.1),
-    "Adam": lambda: o.Adam(0.02),
-    "AdamW": lambda: o.AdamW(0.02, weight_decay=0.1),
-}
-
-
 def _slow_but(fast: Any, every: Any) -> list[Any]:
     return [one if one in fast else pytest.param(*one, marks=pytest.mark.slow) for one in every]
 
@@ -62,7 +55,7 @@ def _slow_but(fast: Any, every: Any) -> list[Any]:
 @pytest.mark.parametrize("name", [pytest.param("Adagrad", marks=pytest.mark.slow), "Adam"])
 def test_the_same_bits_on_one_replica(name: str, make_loop: Any) -> None:
     """By rows (Adagrad) and by blocks (Adam); every optimizer on several replicas: tests/equivalence."""
-    dense_and_by_rows(make_loop, ONE, net, _EVERY[name], words(UNEVEN), bits=True)
+    dense_and_by_rows(make_loop, ONE, net, OPTIMIZERS[name], words(UNEVEN), bits=True)
 
 
 # --- options of a step
@@ -108,7 +101,7 @@ def test_options(name: str, replicas: int, make_loop: Any, monkeypatch: pytest.M
         monkeypatch.setattr(reduction, "message_size", lambda device: case.message)
     bits = replicas == 1 and not _ROUNDED_OTHERWISE & case.options.keys()
     both = dense_and_by_rows(
-        make_loop, where, net, _EVERY[case.optimizer], case.parts(UNEVEN), bits=bits, **case.options
+        make_loop, where, net, OPTIMIZERS[case.optimizer], case.parts(UNEVEN), bits=bits, **case.options
     )
     skips = case.parts is _far
     assert all((loop.step.skipped_steps > 0) is skips for loop in both)
@@ -117,7 +110,7 @@ def test_options(name: str, replicas: int, make_loop: Any, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["Adagrad", pytest.param("Adam", marks=pytest.mark.slow)])
 def test_a_skipped_step_leaves_every_bit(name: str, make_loop: Any) -> None:
     """By rows (Adagrad) and by blocks (Adam): of the table and of its slots, which have values by then."""
-    loop = make_loop(("mirrored", 2), net, _EVERY[name], sparse_embeddings=True, loss_scale=LossScale(_HUGE))
+    loop = make_loop(("mirrored", 2), net, OPTIMIZERS[name], sparse_embeddings=True, loss_scale=LossScale(_HUGE))
     fitted(loop, words(BATCH), epochs=1)
     before = values_of(loop)
     x, y = words(BATCH, seed=1)
@@ -185,7 +178,7 @@ def test_uses_of_a_table(name: str, optimizer: str, replicas: int, make_loop: An
     where = ONE if replicas == 1 else ("mirrored", replicas)
     bits = replicas == 1 and not _ROUNDED_OTHERWISE & options.keys()
     parts = _targets_by_name(UNEVEN) if name == "several outputs" else words(UNEVEN)
-    dense_and_by_rows(make_loop, where, make_net, _EVERY[optimizer], parts, bits=bits, **options)
+    dense_and_by_rows(make_loop, where, make_net, OPTIMIZERS[optimizer], parts, bits=bits, **options)
 
 
 def test_data_whose_batches_have_no_known_size(make_loop: Any) -> None:
@@ -193,7 +186,7 @@ def test_data_whose_batches_have_no_known_size(make_loop: Any) -> None:
     found = []
     data = plain_dataset(*words(UNEVEN), batch=BATCH).filter(lambda x, y: True)
     for asked in (False, True):
-        loop = make_loop(ONE, net, _EVERY["Adam"], sparse_embeddings=asked)
+        loop = make_loop(ONE, net, OPTIMIZERS["Adam"], sparse_embeddings=asked)
         loop.fit(data, epochs=1, verbose=0)
         found.append(values_of(loop))
     assert all(map(np.array_equal, *found))

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_helpers import BATCH, ROWS, SIZE, WIDTH, WORDS, fitted, net, words
+from step_helpers import traced_update
+from table_helpers import BATCH, OPTIMIZERS, ROWS, SIZE, WIDTH, WORDS, fitted, net, words
 from training_helpers import values_of
 
-from mirrorkit._keras import keras
 from mirrorkit.train.step import tables
 from mirrorkit.train.step.global_batch import HostBatch
 from mirrorkit.variables import copies
 
-o = keras.optimizers
 pytestmark = pytest.mark.usefixtures("small_tables")
 
-_OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "SGD": lambda: o.SGD(0.5),
-    "Adagrad": lambda: o.Adagrad(0.1),
-    "Adam": lambda: o.Adam(0.02),
-    "RMSprop": lambda: o.RMSprop(0.01, momentum=0.5, centered=True),
-}
+_SPEC = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,7 @@ def test_rows_that_were_not_looked_up(name: str, how: Any, stay: bool, make_loop
     The last batch of one example leaves two of three shares empty.
     """
     rng = np.random.default_rng(2)
-    loop = make_loop(("mirrored", 3), net, _OPTIMIZERS[name], sparse_embeddings=how)
+    loop = make_loop(("mirrored", 3), net, OPTIMIZERS[name], sparse_embeddings=how)
     fitted(loop, words(BATCH), epochs=1)
     before = values_of(loop)
     ids, y = rng.choice(ROWS[:10], (BATCH + 1, WORDS)), rng.normal(size=(BATCH + 1, 1)).astype("float32")
@@ -57,15 +51,12 @@ def test_rows_that_were_not_looked_up(name: str, how: Any, stay: bool, make_loop
 
 def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
     """The graphs of a step of two replicas, of a test and of a prediction, and those of all that they call."""
-    loop = make_loop(("mirrored", 2), net, _OPTIMIZERS[name], **options)
+    loop = make_loop(("mirrored", 2), net, OPTIMIZERS[name], **options)
     step = loop.step.for_loop(loop.strategy)
-    spec = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
-    step.prepare(spec)
-    traced = tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
-    graphs = [traced.graph]
+    graphs = [traced_update(loop, *_SPEC).graph]
     for function in (step.test, step.predict):
         run = tf.function(lambda *batch, f=function: loop.strategy.run(f, args=(HostBatch(batch),)), autograph=False)
-        graphs.append(run.get_concrete_function(*spec).graph)
+        graphs.append(run.get_concrete_function(*_SPEC).graph)
     pure = [one for _, one in getattr(step.functions.apply, "_pure", {}).values()]
     functions = step.functions
     once = [*functions._traced.values(), functions._new_values, *pure]
@@ -107,14 +98,13 @@ def test_blocks_are_the_largest_tensors_of_other_optimizers(
 @pytest.mark.cpu
 def test_replicas_have_memory_of_their_own_before_an_update(make_loop: Any) -> None:
     """They would all copy what they share, at the same time. What is written by rows is copied when it is read."""
-    loop = make_loop(("mirrored", 2), net, _OPTIMIZERS["Adam"], sparse_embeddings=True)
+    loop = make_loop(("mirrored", 2), net, OPTIMIZERS["Adam"], sparse_embeddings=True)
     step = loop.step.for_loop(loop.strategy)
-    spec = tf.TensorSpec([BATCH, WORDS], tf.int64), tf.TensorSpec([BATCH, 1])
-    step.prepare(spec)
+    step.prepare(_SPEC)
     of_table = [copies(v) for v in step.variables if tuple(v.shape) == (SIZE, WIDTH)]
     assert len(of_table) == 3
     assert all(_share_memory(*pair) for pair in of_table)
-    tf.function(lambda *batch: step.train([HostBatch(batch)]), autograph=False).get_concrete_function(*spec)
+    traced_update(loop, *_SPEC)
     assert not any(_share_memory(one, one) for pair in of_table for one in pair)
 
 
