@@ -166,18 +166,6 @@ def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: lis
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
-def test_rows_that_do_not_count_tell_nothing(make_loop: Any, checked: list[int]) -> None:
-    weights = np.repeat([0.0, 1.0], [24, 72]).astype("float32")
-    x = np.tile(X[:8], (12, 1))
-    loop = make_loop(TWO, line_net, steps_per_call=1)
-    loop.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1], weights)).batch(8), verbose=0)
-    assert checked == [11]  # of the three, and the fourth, was known before the first step
-
-
-@pytest.mark.slow
-=======
->>>>>>> cut-tests
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_a_callback_in_the_midst_of_the_training(hook: str, make_loop: Any) -> None:
     """Found at the end of the first call with what it has assigned."""
