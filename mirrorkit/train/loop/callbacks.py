@@ -161,12 +161,14 @@ def keras_calls_guarded(strategy: tf.distribute.Strategy, model: Any) -> Iterato
 
     methods: dict[str, Any] = {name: functools.partial(together, name, getattr(model, name)) for name in names}
     methods |= {"make_train_function": make_train_function}
+    before = {name: method for name, method in vars(model).items() if name in methods}  # of a fit around this one
     vars(model).update(methods)  # not by assignment, which Keras would track
     try:
         yield
     finally:
         for name in methods:
             del vars(model)[name]
+        vars(model).update(before)
 
 
 def _collective(callback: Any) -> str | None:

@@ -158,10 +158,9 @@ def test_a_first_batch_of_equal_rows_is_passed_over(make_loop: Any, checked: lis
     centers = lambda: sequential((4,), L.Dense(3), _Centers(), L.Dense(1))  # noqa: E731
     loop = make_loop(TWO, centers, steps_per_call=1)
     loop.step.model.layers[1].share.assign(1.0)
+    more_than_are_looked_at_first = _batches_and_then(X[:1], 96, X[:8])
     with pytest.raises(StepError, match=r"At step 16 .*depends on the other examples"):
-        loop.fit(
-            _batches_and_then(X[:1], 96, X[:8]), verbose=0
-        )  # more batches than are looked at before the first step
+        loop.fit(more_than_are_looked_at_first, verbose=0)
     assert checked == [1, 2, 4, 8, 16]
 
 
