@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -109,13 +110,13 @@ class BlockReading:
     def __call__(self, numbers: np.ndarray) -> Arrays:
         """Read the examples of these numbers, which ascend; several blocks at the same time."""
         asked = by_block(self._firsts, numbers)
-        parts = in_parallel(self._of_block, asked)
+        parts = itertools.chain(*in_parallel(self._of_block, asked))
         # A worker may leave a block before its last example. What is asked for seldom is opened again.
         for block in list(self._left)[: -max(_OPEN, 2 * len(asked))]:
             del self._left[block]
         return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
-    def _of_block(self, asked: tuple[int, np.ndarray]) -> Arrays:
+    def _of_block(self, asked: tuple[int, np.ndarray]) -> list[Arrays]:
         block, numbers = asked
         is_done = numbers[-1] == self._counts[block] - 1
         first, part, rest = self._left.pop(block, (sys.maxsize, (), iter(())))
@@ -126,13 +127,21 @@ class BlockReading:
         while True:
             end = first + len(part[0])
             here, numbers = np.split(numbers, [np.searchsorted(numbers, end)])
-            found.append([column[here - first] for column in part])
+            rows = _index(here - first)
+            found.append(tuple(column[rows] for column in part))
             if not len(numbers):
                 break
             first, part = end, next(rest)  # which has raised where there are fewer
         if not is_done:
             self._left[block] = first, part, rest
-        return tuple(map(np.concatenate, zip(*found, strict=True)))
+        return found
+
+
+def _index(rows: np.ndarray) -> np.ndarray | slice:
+    """Return rows that ascend as an index of arrays: of consecutive ones a slice, which copies nothing."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return rows
 
 
 def by_block(firsts: np.ndarray, numbers: np.ndarray) -> list[tuple[int, np.ndarray]]:
