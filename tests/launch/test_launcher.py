@@ -56,8 +56,9 @@ def test_each_task_runs_the_script_with_its_arguments_and_its_lines_carry_its_na
 
 
 def test_a_job_with_ps_has_a_chief_and_is_over_when_the_chief_is(script, capsys):
-    code = "import json, os, time; task = json.loads(os.environ['TF_CONFIG'])['task']['type']; print('I am', task)\n"
-    code += "time.sleep(0.3 if task == 'chief' else 300)"
+    code = "import json, os, pathlib, time; task = json.loads(os.environ['TF_CONFIG'])['task']['type']\n"
+    code += "print('I am', task, flush=True); here = pathlib.Path(__file__).parent; (here / task).touch()\n"
+    code += "while task != 'chief' or not ((here / 'ps').exists() and (here / 'worker').exists()): time.sleep(0.05)"
     assert launch(script(code), workers=1, ps=1) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == [
         *("chief | I am chief", "ps 0 | I am ps", "worker 0 | I am worker"),
