@@ -20,6 +20,7 @@ from mirrorkit.data.order import BlockOrder
 from mirrorkit.data.preparation import PreparedRecipe
 from mirrorkit.data.remote_files import in_parallel, size_of, versions
 from mirrorkit.errors import RecipeError
+from mirrorkit.fetching import index_of
 
 _OPEN = 128  # blocks that are kept open at least
 
@@ -127,7 +128,7 @@ class BlockReading:
         while True:
             end = first + len(part[0])
             here, numbers = np.split(numbers, [np.searchsorted(numbers, end)])
-            rows = _index(here - first)
+            rows = index_of(here - first)
             found.append(tuple(column[rows] for column in part))
             if not len(numbers):
                 break
@@ -135,13 +136,6 @@ class BlockReading:
         if not is_done:
             self._left[block] = first, part, rest
         return found
-
-
-def _index(rows: np.ndarray) -> np.ndarray | slice:
-    """Return rows that ascend as an index of arrays: of consecutive ones a slice, which copies nothing."""
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return slice(rows[0], rows[-1] + 1)
-    return rows
 
 
 def by_block(firsts: np.ndarray, numbers: np.ndarray) -> list[tuple[int, np.ndarray]]:

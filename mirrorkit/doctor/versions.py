@@ -64,8 +64,11 @@ def _in_range(name: str, distribution: str, version: str | None, oldest: Version
 
 def _requirements(*distributions: str) -> Iterator[Finding]:
     """Compare what these distributions require, NumPy and protobuf among it, with what is installed."""
-    from packaging.requirements import Requirement  # which Keras needs, and may be missing with it
-
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        yield Finding("requirements", "failure", "packaging is not installed", "pip install packaging")
+        return
     wrong = 0
     for distribution in distributions:
         for text in metadata.requires(distribution) or ():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from mirrorkit.fetching.fetcher import Fetcher as Fetcher, holds_arrays as holds_arrays, lengths as lengths
+from mirrorkit.fetching.fetcher import (
+    Fetcher as Fetcher,
+    holds_arrays as holds_arrays,
+    index_of as index_of,
+    lengths as lengths,
+)
 from mirrorkit.fetching.forms import (
     Leaf as Leaf,
     as_arrays as as_arrays,

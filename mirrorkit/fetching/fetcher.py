@@ -93,8 +93,7 @@ class Fetcher:
         return zip(numbers, fetched, strict=True)
 
     def _rows(self, array: Any, numbers: np.ndarray, form: Leaf) -> np.ndarray:
-        first, end = int(numbers[0]), int(numbers[-1]) + 1
-        wanted = slice(first, end) if end - first == len(numbers) else numbers
+        wanted = index_of(numbers)
         read = self._together(numbers.tolist(), lambda: as_arrays(np.asarray(array[wanted])))
         if (read.dtype, read.shape) != (form.dtype, (len(numbers), *form.shape)):
             raise DataError(
@@ -134,6 +133,13 @@ class Fetcher:
             return as_arrays(_without_none(item))
         except (ValueError, TypeError, RecursionError) as error:  # it may hold itself
             raise DataError(f"Item {number} of {_name(self.items)} cannot be used: {error}.") from error
+
+
+def index_of(numbers: np.ndarray) -> np.ndarray | slice:
+    """Return numbers of rows, which ascend, as an index: of consecutive ones a slice, which copies nothing."""
+    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
 
 
 def holds_arrays(items: Any) -> bool:

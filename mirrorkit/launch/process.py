@@ -66,9 +66,8 @@ class Process:
             os.close(lifeline)
         streams: dict[str, Any] = {"out": self._process.stdout, "err": self._process.stderr}
         if named:
-            self._open.append(
-                os.open(pipe, os.O_RDWR)
-            )  # nothing waits for a writer; until it is closed there is no end
+            # Opened to read and write it waits for nobody, and until it is closed the pipe has no end.
+            self._open.append(os.open(pipe, os.O_RDWR))
             streams["note"] = os.fdopen(os.open(pipe, os.O_RDONLY), "rb")
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams.items()]
         self._waiter = threading.Thread(target=self._wait, daemon=True)

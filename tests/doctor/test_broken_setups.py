@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -177,10 +178,12 @@ def test_a_version_outside_of_the_range(examined, distribution, name, version, f
     assert_named((code, kept), finding, status, found, f"pip install .*{cure}")
 
 
-def test_packages_that_are_missing(examined, distribution):
+def test_packages_that_are_missing(examined, distribution, monkeypatch):
     distribution("keras", "3.12.0", requires=("no-such-package>=1",))
     found = "keras needs no-such-package>=1; found none"
     assert_named(examined(), "requirements", "failure", found, "pip install 'no-such-package>=1'")
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)  # which tells what they ask for
+    assert_named(examined(), "requirements", "failure", "packaging is not installed", "pip install packaging")
 
 
 def test_a_check_that_raises_does_not_stop_the_others(examined, monkeypatch, tmp_path):
