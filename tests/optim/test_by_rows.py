@@ -72,8 +72,21 @@ def test_exclusions_from_weight_decay_hold(excluded: int) -> None:
     _assert_same(*_made("AdamW", {"weight_decay": 0.5, "excluded": [excluded]}))
 
 
+@pytest.mark.parametrize(("name", "options"), _OPTIONS, ids=named(_OPTIONS))
+def test_rows_that_stay_are_known(name: str, options: dict[str, Any]) -> None:
+    """Tried with gradients of zero, and slots that have numbers already."""
+    optimizer, variables = _made(name, options)
+    weights = tensors(variables)
+    held = [value + 0.7 if value.shape == _SHAPES[0] else value for value in tensors(optimizer.variables)]
+    rate = tf.constant(0.5) if optim.schedule_of(optimizer) else None
+    new = optim.functional_apply(optimizer, weights, held, [tf.zeros_like(one) for one in weights], rate=rate)
+    pairs = [pair for old, after in zip((weights, held), new, strict=True) for pair in zip(old, after, strict=True)]
+    stays = [np.array_equal(old, after) for old, after in pairs if old.shape == _SHAPES[0]]
+    assert all(optim.leaves_rows_alone(optimizer, variables[table]) == all(stays) for table in _TABLES)
+
+
 def test_a_table_that_does_not_decay_is_left_alone() -> None:
-    """However small the decay of the other is; what moves on by other optimizers: tests/equivalence."""
+    """However small the decay of the other is."""
     optimizer, weights = _made("SGD", {"weight_decay": 1e-8, "excluded": [2]})
     assert [optim.leaves_rows_alone(optimizer, weights[table]) for table in _TABLES] == [False, True]
 
