@@ -157,10 +157,10 @@ def known_models(
 
 def plan(device: str, models: Sequence[str]) -> list[Group]:
     """Return the groups, the most telling ones first."""
-    ending = ", rehearsed" if device == "cpu" else ""
+    ending = "rehearsed" if device == "cpu" else "known"
 
     def group(model: str, of: Sequence[str]) -> Group:
-        work = f"{model}{ending}"
+        work = f"{model}, {ending}"
         common = {"work": work, "optimizer": known(work).optimizer, "steps": None}
         jobs = {
             name: Job(f"kinds.known_contenders:{target}", Topology.of(device, 1), {**common, **more})
@@ -186,7 +186,7 @@ def rows_of(name: str, found: Mapping[str, Measured], peak: float | None) -> lis
     rows = []
     for contender, of in found.items():
         seconds = [second for turn in of.speeds for second in turn["step"]]
-        row = {"model": name, "policy": work.policy, "what": contender, "counted": work.counted}
+        row = {"model": name.removesuffix(", known"), "policy": work.policy, "what": contender, "counted": work.counted}
         row |= figures([work.batch * work.of_example / second for second in seconds], of.error)
         if of.error is None:
             row |= {"lowest": min(row["values"]), "peak_mb": max(turn["peak"] for turn in of.speeds), **of.facts}

@@ -114,7 +114,7 @@ def figures(
     if error is not None:
         return {"error": error}
     median = statistics.median(values)
-    spread = (max(values) - min(values)) / median
+    spread = (max(values) - min(values)) / median if median else 0.0
     best = min(values) if smaller_is_better else max(values)
     found = {"values": values, "n": len(values), "median": median, "best": best, "spread": spread}
     return found if input_rates is None else {**found, "input_rates": list(input_rates)}

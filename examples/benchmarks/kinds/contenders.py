@@ -19,6 +19,8 @@ from harness.peak_memory import peak_bytes
 from kinds.known import KNOWN, REHEARSED
 from kinds.models import BATCH_NORM, DEPTHS, FIRST, KINDS
 
+_ALL = KINDS, BATCH_NORM, FIRST, DEPTHS, KNOWN, REHEARSED  # no two with one name
+
 
 class Contender:
     """A model and its data; `work` names them, `kind` and `devices` the strategy, as `mk.strategy.create` does."""
@@ -26,7 +28,7 @@ class Contender:
     def __init__(self, work: str, optimizer: Any, steps: int | None, kind: str, devices: str) -> None:
         keras.utils.set_random_seed(0)
         self.strategy = self.create_strategy(kind, devices)
-        self.work = (KINDS | BATCH_NORM | FIRST | DEPTHS | KNOWN | REHEARSED)[work]
+        (self.work,) = (table[work] for table in _ALL if work in table)
         keras.config.set_dtype_policy(self.work.policy)
         self.steps = steps or self.work.steps
         self.data = self.work.dataset()
@@ -118,10 +120,12 @@ def timed_checks() -> Iterator[list[float]]:
     def found(*arguments: Any, **options: Any) -> Any:
         check = find(*arguments, **options)
 
-        def timed(batch: Any) -> None:
+        def timed(batch: Any) -> bool:
             start = time.perf_counter()
-            check(batch)
-            seconds.append(time.perf_counter() - start)
+            try:
+                return check(batch)
+            finally:
+                seconds.append(time.perf_counter() - start)
 
         return check and timed
 
