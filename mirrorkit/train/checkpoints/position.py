@@ -36,6 +36,7 @@ class Position:
         sums: what the totals add up, in words: losses and metrics; None where it is not known.
         stopping: whether a callback has decided to end the training.
         validating: whether a validation within the epoch is due, before callbacks are told of the last steps.
+        first_epoch: the epoch that began with the first batch of data that never end.
     """
 
     epoch: int = 0
@@ -52,6 +53,7 @@ class Position:
     sums: list[str] | None = None
     stopping: bool = False
     validating: bool = False
+    first_epoch: int = 0
 
     def as_json(self) -> Json:
         """Return the position in a form that JSON holds, every number exactly."""

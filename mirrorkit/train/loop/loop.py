@@ -223,7 +223,7 @@ class Loop:
         report = Report(throughput=Throughput(warm=self._warm), seed=seed)
         model.stop_training = False
         if self._restored is None:
-            self.position = Position(epoch=initial_epoch, steps=self.position.steps)
+            self.position = Position(epoch=initial_epoch, first_epoch=initial_epoch, steps=self.position.steps)
         hooks = callback_list(
             self,
             model,
@@ -248,7 +248,7 @@ class Loop:
                 position = self.position
                 finite = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 states = begin_states(self, model, hooks, callbacks, self._restored)
-                training.first_epoch, self._restored = (0 if self._restored else position.epoch), None
+                training.first_epoch, self._restored = position.first_epoch, None
                 self.running = Fit(
                     self.strategy, passes, position, training, validation, hooks, states, finite, report, each_step
                 )

@@ -57,10 +57,14 @@ def test_two_replicas_go_on_as_one(fresh: Any, recipe: Any, make_loop: Any, tmp_
     assert len(one.fit(recipe, verbose=0).history["loss"]) == 1, "the next fit is one of its own"
 
 
-def test_a_users_dataset_is_skipped_to_the_position(line: Any, numbers: Any, tmp_path: Path) -> None:
-    """Epochs of three of its five batches, one after the other."""
-    data = plain_dataset(*numbers, batch=12)
-    check_resumed(line, data, tmp_path, every=2, at=[9], epochs=4, steps_per_epoch=3)
+@pytest.mark.parametrize("initial_epoch", [0, 2])
+def test_a_users_dataset_is_skipped_to_the_position(
+    initial_epoch: int, line: Any, numbers: Any, tmp_path: Path
+) -> None:
+    """Epochs of three of its five batches, one after the other; the first one of the fit begins with the first."""
+    data, ends = plain_dataset(*numbers, batch=12), 4 + initial_epoch
+    options = {"epochs": ends, "initial_epoch": initial_epoch, "steps_per_epoch": 3}
+    check_resumed(line, data, tmp_path, every=2, at=[9], **options)
 
 
 def test_accumulation_is_never_cut(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
