@@ -325,6 +325,7 @@ class Step:
         """
         step = self._require_built()
         step.require("train")
+        step.prepare(batch)  # which finds out whether replicas communicate
         key = local_replica(step.strategy), tf.get_static_value(part)
         self._uses[key] = 0 if key[1] is None else self._uses.get(key, -1) + 1
         return step.sums(OwnRows(batch), part, self._uses[key])
@@ -342,7 +343,9 @@ class Step:
 
         `part` is the number of the global batch in the data: each draws random numbers of its own.
         """
-        return self._require_built().test(OwnRows(batch), part)
+        step = self._require_built()
+        step.prepare(batch, "test")
+        return step.test(OwnRows(batch), part)
 
     @tf.autograph.experimental.do_not_convert
     def predict(self, batch: Batch, part: int | tf.Tensor = 0) -> Nest:

@@ -129,6 +129,31 @@ def test_an_empty_share_of_static_size_is_refused(make_loop: Any, images: Any) -
         strategy.run(step.compute, args=(batch,))
 
 
+def test_means_over_what_a_mask_leaves_in_the_first_trace_of_a_custom_loop(make_loop: Any) -> None:
+    """Only that trace shows that replicas have to ask each other, also how many rows each has."""
+
+    def net() -> Any:
+        return sequential((3, 2), L.Masking(), L.Dense(1))
+
+    x, y = np.random.default_rng(0).normal(size=(2, 5, 3, 2)).astype("float32")
+    x[:3, 1] = 0
+    found = []
+    for where in (("mirrored", 2), ("one_device", 1)):
+        loop = make_loop(where, net, _sgd)
+        strategy, step = loop.strategy, loop.step
+        data = tf.data.Dataset.from_tensor_slices((x, y[..., :1])).batch(4)  # the last share is empty
+        data = strategy.experimental_distribute_dataset(data)
+
+        @tf.function(input_signature=[data.element_spec])
+        def train(batch: Any, strategy: Any = strategy, step: Any = step) -> Any:
+            return step.update(strategy, strategy.run(step.compute, args=(batch,)))
+
+        for batch in data:
+            train(batch)
+        found.append(step.model.get_weights())
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("whose", ["loop", "user"])
 def test_examples_travel_only_where_nobody_knows_the_global_batch(whose: str, make_loop: Any) -> None:
     """A Loop cuts rows from the global batch; a custom training loop gathers those of unknown size."""
