@@ -235,7 +235,7 @@ class PureRuns:
             ran = functions.run("train", values, seeded, rows, _FIRST, count)
             totals = functions.totals.of(ran, ran.scope.share.fraction)
             minimized.append(ran.scope.minimized)
-            return ShardSums([], [], functions.state.sums(seeded, ran.state, lambda: totals[EXAMPLES]), totals)
+            return ShardSums([], [], functions.state.sums(seeded, ran.state, totals[EXAMPLES]), totals)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if is_whole:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import largest_difference, plain_dataset, sequential
+from training_helpers import Keeps, largest_difference, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -18,9 +18,10 @@ L = keras.layers
 
 
 def _net() -> Any:
-    """The gradient of its max pooling fails on no rows."""
+    """The gradient of its max pooling fails on no rows; a layer keeps a mean over the rows."""
     first = [L.Dense(3, use_bias=False), L.BatchNormalization(momentum=0.5, synchronized=True)]
-    return sequential((4, 4, 1), *first, L.MaxPool2D(), L.Flatten(), L.Dense(4, kernel_regularizer="l2"))
+    keeps = Keeps(lambda kept, x: 0.5 * kept + keras.ops.mean(x))
+    return sequential((4, 4, 1), *first, L.MaxPool2D(), keeps, L.Flatten(), L.Dense(4, kernel_regularizer="l2"))
 
 
 def _contrastive(net: Any) -> Callable[..., Any]:
