@@ -23,8 +23,11 @@ from mirrorkit.train.step.supervised import Supervised
 _EXACT = 1e-5  # rounding of sums in parts of their size, where rows in another order differ by less than a tenth of it
 
 
-def function_faults(runs: PureRuns, batch: Nest) -> dict[str, list[str]]:
-    """Return by log name what is wrong with losses and metrics, of what `runs` has predicted for rows of a batch."""
+def function_faults(runs: PureRuns, batch: Nest, *, differs: bool) -> dict[str, list[str]]:
+    """Return by log name what is wrong with losses and metrics, of what `runs` has predicted for rows of a batch.
+
+    Where the step differs on these rows, losses and metrics are compared on them too, to name what is to blame.
+    """
     step = runs.step
     found: dict[str, list[str]] = {}
     _, y, weight = unpack_batch(batch)
@@ -33,7 +36,7 @@ def function_faults(runs: PureRuns, batch: Nest) -> dict[str, list[str]]:
     if any(one.shape[:1] != [runs.count] for one in outputs):  # its rows are not examples
         return found
     count = rows_to_see(size_of(batch), sum(math.prod(one.shape[1:]) for one in targets + outputs))
-    for rows in variants_of(y, runs.y_pred, weight, count):
+    for rows in variants_of(y, runs.y_pred, weight, count, as_they_are=differs):
         try:
             for name, difference in _differences(step, rows, count):
                 function = step.measured.functions.get(name)

@@ -6,8 +6,8 @@ So the step is run on a few rows all at once and in parts, and gradients, layer 
 (`compared.py`). A step that is a function is run on one device (`running.py`), another one on the replicas themselves
 (`replica_runs.py`). Where they differ, the calls of layers are compared to name what is to blame (`culprits.py`).
 
-Losses and metrics of a compiled model are compared by themselves first (`functions.py`), with the real targets and with
-others: with all predictions on one side of a threshold many faults do not show.
+Losses and metrics of a compiled model are also compared by themselves (`functions.py`), with other targets, predictions
+and weights than the batch has: with all predictions on one side of a threshold many faults do not show.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, i
 
 
 def _require_known(step: Supervised) -> None:
+    if not step.options.unchecked:
+        return
     known = {"rows", "state"}
     if not step.options.runs_keras:
         known |= {"add_loss", "loss", *step.totals.names}
@@ -119,7 +121,7 @@ def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstO
         found["rows"] = [f"{title}: it {text} {_CURE}" for _, text in differences[:1]]
     else:
         if with_functions and not options.takes_batches:
-            found = function_faults(runs, batch)
+            found = function_faults(runs, batch, differs=bool(differences))
         if differences and "rows" not in options.unchecked:
             # Losses and layers explain gradients and logs; what neither explains is told as it is.
             found |= _blamed(runs, what, differences)

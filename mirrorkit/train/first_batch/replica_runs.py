@@ -20,7 +20,7 @@ from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
 from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
-from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.replica_code.pure_step import Share
 from mirrorkit.train.step.global_batch import this_replica
 from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, Pass

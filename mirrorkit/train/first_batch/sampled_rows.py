@@ -76,21 +76,22 @@ def _each(change: Callable[[tf.Tensor], tf.Tensor], nest: Nest) -> Nest:
     return tf.nest.map_structure(lambda one: None if one is None else change(one), nest)
 
 
-def variants_of(y: Nest, y_pred: Nest, weight: Nest, count: int) -> Iterator[Rows]:
-    """Yield rows as they are, with other targets of the batch, and with other predictions, weights, masks and zeros.
+def variants_of(y: Nest, y_pred: Nest, weight: Nest, count: int, *, as_they_are: bool) -> Iterator[Rows]:
+    """Yield rows with other targets, predictions, weights and masks than the batch has, then with zeros as targets.
 
     Args:
         y: the targets of the batch; None for none.
         y_pred: predictions for rows from all over it, of which some are repeated.
         weight: the weights; None for none.
         count: how many rows there are to be.
+        as_they_are: whether to begin with the rows of the batch.
     """
     rng = np.random.default_rng(0)
     masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
     rows = Rows(*(spread(part, count) for part in (y, y_pred, masks, weight)))
-    yield rows
+    if as_they_are:
+        yield rows
     rows = rows._replace(y=_each(lambda one: tf.constant(rng.choice(kinds_of(one), count), one.dtype), y))
-    yield rows
 
     def weighed(one: tf.Tensor) -> tf.Tensor:
         return tf.cast(one, tf.float32) * rng.uniform(0.5, 1.5, one.shape).astype("float32")
