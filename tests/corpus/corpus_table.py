@@ -1,19 +1,25 @@
 """The table of docs/corpus.md: every net of the corpus in Keras, on one device, on two replicas and on two workers.
 
 Run: python tests/corpus/corpus_table.py [--write docs/corpus.md] [--only NAME ...]
+     python tests/corpus/corpus_table.py --jit-compile
 
 Prints the table, and writes it into the page, between the lines that mark it; with --only, the other rows stay there.
+With --jit-compile, XLA compiles the steps, on one device and two replicas of this process.
 The exit code is 1 when a cell is neither equal up to rounding nor refused with the expected message.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from corpus import ENTRIES, KINDS, Cell, cells, here
 from corpus_on_workers import found_on_workers
@@ -22,6 +28,7 @@ from pages import put_between
 from table import heading
 
 import mirrorkit as mk
+from mirrorkit.train.step import variants
 
 BEGIN, END = "<!-- table: written by tests/corpus/corpus_table.py -->", "<!-- end of the table -->"
 AGAIN = "Some rows were measured again later, with `--only`."
@@ -38,6 +45,19 @@ def measure(names: Sequence[str], places: Sequence[str] = PLACES) -> dict[str, d
         rows[name] = cells(ENTRIES[name], found)
         print(f"{name}: {'; '.join(f'{place} {cell}' for place, cell in rows[name].items())}", flush=True)
     return rows
+
+
+@contextlib.contextmanager
+def by_xla() -> Iterator[None]:
+    """Let XLA compile each step that leaves this to mirrorkit, on any device, as `jit_compile=True` does."""
+    original = variants.for_strategy
+
+    def for_strategy(options: Any, *others: Any) -> Any:
+        chosen = original(options, *others)
+        return dataclasses.replace(chosen, jit_compile=True) if options.jit_compile == "auto" else chosen
+
+    with mock.patch.object(variants, "for_strategy", for_strategy):
+        yield
 
 
 def failures(rows: Rows) -> list[tuple[str, str]]:
@@ -108,13 +128,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="the page to put the table into")
     parser.add_argument("--only", nargs="+", choices=sorted(ENTRIES), metavar="NAME", help="rows to measure")
+    parser.add_argument("--jit-compile", action="store_true", help="let XLA compile the steps")
     arguments = parser.parse_args()
     mk.devices.split_cpu(4)
     warnings.filterwarnings("ignore", message="A global batch of")  # uneven shares are what this is about
-    rows = measure(arguments.only or list(ENTRIES))
+    places = [place for place in PLACES if place != WORKERS or not arguments.jit_compile]
+    with by_xla() if arguments.jit_compile else contextlib.nullcontext():
+        rows = measure(arguments.only or list(ENTRIES), places)
     red = failures(rows)
     no_lines: dict[str, list[str]] = {}
-    head, kept = heading(len(rows) * len(PLACES), "python tests/corpus/corpus_table.py"), no_lines
+    command = "python tests/corpus/corpus_table.py" + " --jit-compile" * arguments.jit_compile
+    head, kept = heading(len(rows) * len(places), command), no_lines
     if arguments.write and arguments.only:
         page = arguments.write.read_text()
         head, kept = with_rows_again(page), lines_of(page)

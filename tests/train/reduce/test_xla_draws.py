@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from training_helpers import largest_difference, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.train.reduce.xla import takes
@@ -117,3 +118,22 @@ def test_layers_that_xla_computes_otherwise(layer: Any, caplog: pytest.LogCaptur
     with caplog.at_level("INFO", "mirrorkit"):
         assert not takes(lambda x: made(x, training=True), tf.TensorSpec(PICTURES.shape))
     assert re.search("a size depends on values|other random numbers than TensorFlow .*[gG]amma", caplog.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 3)], ids=["1", "3"])
+def test_a_training(where: tuple[str, int], make_loop: Any) -> None:
+    """Each replica draws the same with and without XLA, in calls of several steps."""
+
+    def net() -> Any:
+        layers = [L.RandomFlip(), L.RandomBrightness(0.3, **RANGE), L.Flatten(), L.Dense(8, "tanh"), L.Dropout(0.4)]
+        return sequential(
+            PICTURES.shape[1:], *layers, L.GaussianNoise(0.4), L.Dense(4), L.AlphaDropout(0.4), L.Dense(1)
+        )
+
+    found = []
+    for jit_compile in (False, True):
+        loop = make_loop(where, net, jit_compile=jit_compile)
+        history = loop.fit(plain_dataset(PICTURES, PICTURES[:, 0, 0, :1], batch=6), epochs=6, verbose=0)
+        found.append([*loop.step.model.get_weights(), history.history["loss"]])
+    assert largest_difference(*found) < 1e-5
