@@ -52,7 +52,7 @@ def test_a_plain_step_holds_nothing_but_the_step(make_loop: Any) -> None:
     def by_hand(weights: Any, slots: Any, gradients: Any, totals: Any) -> Any:
         denominator, _ = totals[DIVISOR], totals[EXAMPLES]
         means = [tf.math.divide_no_nan(gradient, denominator) for gradient in gradients]
-        return mk.optim.functional_apply(step.functions.apply._optimizer, weights, slots, means), totals
+        return mk.optim.functional_apply(step.functions.optimizer._optimizer, weights, slots, means), totals
 
     groups = step.functions.variables.weights, step.functions.variables.slots
     weights, slots = ([tf.convert_to_tensor(v.value) for v in group] for group in groups)

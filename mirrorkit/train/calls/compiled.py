@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mirrorkit._types import Batch, ConcreteFunction, Nest
-from mirrorkit.data import HOST
+from mirrorkit.data import HOST, own_rows
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import by_replica, each_worker, first_replica, input_context, num_workers
 from mirrorkit.train.calls.errors import explained_call, explained_data, explained_trace
@@ -19,7 +19,7 @@ from mirrorkit.train.input.same_data import require_same_end
 from mirrorkit.train.reduce import xla
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.requirements.data import with_same_rows
-from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 
 _log = logging.getLogger("mirrorkit")
@@ -58,8 +58,9 @@ class Calls:
         self._predicted = 0  # calls of `predictions`, each of which draws numbers of its own
 
         def predict_one(batch: Batch, size: int | None, number: tf.Tensor) -> Nest:
+            first = 0 if size is None else own_rows(size, input_context(strategy))[0]
             with step.clock.given(step.clock.nowhere().outside("predict", *tf.unstack(number))):
-                outputs = strategy.run(lambda: step.predict(rows_of_worker(batch, size, input_context(strategy))))
+                outputs = strategy.run(lambda: step.predict(HostBatch(batch, size, first)))
             if num_workers(strategy) > 1:  # every worker gets the rows of all
                 outputs = tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), outputs)
             return outputs

@@ -15,7 +15,7 @@ from mirrorkit._types import Batch, Nest, Spec
 from mirrorkit.data import HOST, bounds, own_rows, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.train.requirements.data import names_of, with_same_rows
-from mirrorkit.train.step.global_batch import GlobalBatch, rows_of_worker
+from mirrorkit.train.step.global_batch import GlobalBatch, HostBatch
 
 COMPONENT = "mirrorkit_component_"  # with a number: names the operation that checks the rows of this component
 Sizes = tuple[int | None, ...]  # of the batches of one update; None where a size is known only at run time
@@ -184,9 +184,9 @@ def _next(context: tf.distribute.InputContext | None, source: Nest, index: tf.Te
     with tf.device(HOST):
         batch = source.get_next_as_optional().get_value()
         if size is None:
-            return rows_of_worker(with_same_rows(batch, index), size, context)
-        first, end = (0, size) if context is None else own_rows(size, context)
-        return rows_of_worker(_sized(batch, end - first), size, context)
+            return HostBatch(with_same_rows(batch, index))
+        first, end = own_rows(size, context)
+        return HostBatch(_sized(batch, end - first), size, first)
 
 
 def _sized(batch: Batch, size: int) -> Batch:

@@ -31,7 +31,7 @@ def unpack_batch(batch: Nest) -> UnpackedBatch:
     return UnpackedBatch(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
-def with_known_shapes(model: KerasModel, x: Nest) -> Nest:
+def _with_known_shapes(model: KerasModel, x: Nest) -> Nest:
     """Tell TensorFlow the shapes of a model's inputs where the data leaves them open; another one is then an error."""
     inputs, given = getattr(model, "inputs", None) or [], tf.nest.flatten(x)
     if len(inputs) != len(given):
@@ -68,8 +68,7 @@ def in_floatx(batch: Nest) -> Nest:
 
 
 def as_computed(model: KerasModel, parts: UnpackedBatch) -> UnpackedBatch:
-    """Return a batch as the model takes it: cast, unless a layer computes in float64."""
-    if any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model)):
-        return parts
-    cast: UnpackedBatch = in_floatx(parts)
-    return cast
+    """Return a batch as the model takes it: of known shapes, and cast, unless a layer computes in float64."""
+    if not any(getattr(layer, "compute_dtype", None) == "float64" for layer in layers_of(model)):
+        parts = in_floatx(parts)
+    return parts._replace(x=_with_known_shapes(model, parts.x))

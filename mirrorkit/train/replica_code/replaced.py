@@ -26,14 +26,15 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit._keras import keras
 from mirrorkit._types import KerasOptimizer, KerasVariable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import trainable_variables
 from mirrorkit.train.ambient import ambient, replaces
 from mirrorkit.train.keras_model.seeds import fold
 from mirrorkit.train.reduce.tracing import draws, foreign_state
-from mirrorkit.train.replica_code.pure_step import Divisor
-from mirrorkit.train.replica_code.scope import ShareScope, adds_up
+from mirrorkit.train.replica_code.pure_step import Divisor, ShareScope
+from mirrorkit.train.replica_code.scope import adds_up
 
 _MEANS = ("mean", "sum_over_batch_size")
 _log = logging.getLogger("mirrorkit")
@@ -107,15 +108,20 @@ def _enter(original: Any, tape: tf.GradientTape) -> tf.GradientTape:
     """Weights that are values are watched as variables are."""
     entered: tf.GradientTape = original(tape)
     if ambient.scope.is_pure and tape._watch_accessed_variables:
-        ambient.scope.watch(entered)
+        entered.watch(ambient.scope.watched)
     return entered
+
+
+def _value(one: Any) -> Any:
+    """Return the value of Keras's variable, of which a gradient is asked."""
+    return ambient.scope.get_current_value(one) if isinstance(one, keras.Variable) else one
 
 
 @replaces("GradientTape.gradient", within="scope")
 def _gradient(original: Any, tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
     scope = ambient.scope
     if scope.is_pure:
-        scope.minimized, sources = target, scope.sources(sources)
+        scope.minimized, sources = target, tf.nest.map_structure(_value, sources)
         if not scope.differentiates:
             return tf.nest.map_structure(tf.zeros_like, sources)
         if scope.means:

@@ -10,126 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasOptimizer, KerasVariable, Nest, Variable
+from mirrorkit._types import KerasOptimizer, KerasVariable, Variable
 from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, functional_apply, trainable_variables
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.calling import graph_of_now, in_loop
-from mirrorkit.train.keras_model.keras_operations import Total
+from mirrorkit.train.keras_model.calling import graph_of_now
 from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.reduce.transforms import Transforms
+from mirrorkit.train.replica_code.pure_step import Share, ShareScope
 from mirrorkit.variables import own_copy, path
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of a global batch that one replica computes.
-
-    Attributes:
-        replica: its number among those of this process.
-        replicas: how many there are in all.
-        rows: how many rows it computes, a float32 scalar.
-        total: how many rows the batch has, likewise.
-        once: 1, or 0 where every replica computes all rows and another one counts.
-        draw_numbers: what tells its draws from those of others and of other steps, int64 [N].
-        differs: tensors of which other replicas have others, from which all else follows that differs; None if not
-            known.
-    """
-
-    replica: int
-    replicas: int
-    rows: float | tf.Tensor
-    total: float | tf.Tensor
-    once: float | tf.Tensor
-    draw_numbers: Callable[[], tf.Tensor]
-    differs: Nest = None
-
-    @property
-    def fraction(self) -> float | tf.Tensor:
-        """Its rows by all rows."""
-        return self.rows / self.total
-
-    def totals(self) -> tuple[Total, Total]:
-        """Return what sums a message over the replicas within the model, for synchronized layers, and its gradient.
-
-        What a replica has is the gradient of a mean over its own rows, and counts by their number when gradients are
-        averaged. So the gradients of others that arrive here count by their rows, against its own.
-        """
-        if self.replicas == 1:
-            return tf.identity, tf.identity
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-        def total(own: tf.Tensor) -> tf.Tensor:
-            return all_reduce(tf.stop_gradient(own)), weighed
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
-        def weighed(gradient: tf.Tensor) -> tf.Tensor:
-            rows = tf.cast(self.rows, gradient.dtype)
-            return all_reduce(tf.stop_gradient(gradient) * rows) / rows, total
-
-        return total, weighed
-
-
-class ShareScope:
-    """What the two scopes of a step have in common: the share of the batch, its draws, and where replicas can wait.
-
-    They differ in how a variable is written. A `ReplicaScope` assigns a replica's copy and makes each update, so that a
-    step may make several. A `PureScope` keeps values, so that a step can be traced once.
-
-    Args:
-        share: what this replica computes.
-        by_user: whether it is a user who wrote the step, and not Keras.
-
-    Attributes:
-        draws: how many draws were made that have no seed of their own.
-    """
-
-    is_pure = False  # whether it is a `PureScope`
-    _graph: tf.Graph | None  # that of the step
-
-    def __init__(self, share: Share, by_user: bool) -> None:
-        self.share, self.by_user = share, by_user
-        self.draws = 0
-
-    def refusal(self, why: str, cure: str) -> BaseException:
-        """Return the error about what a step must not do."""
-        raise NotImplementedError
-
-    def require_no_loop(self) -> None:
-        """Refuse to draw where each round would draw the same."""
-        if in_loop(self._graph):
-            raise self.refusal(
-                "it draws random numbers within a loop",
-                " (tf.while_loop, tf.map_fn), where each round would draw the same. Draw those of all rounds before "
-                "the loop, or let Python unroll it (`for`).",
-            )
-
-    def require_outermost(self, what: str) -> None:
-        """Refuse what would make replicas wait for each other within a branch or loop, which one may not come to."""
-        if graph_of_now() is not self._graph:
-            raise self.refusal(
-                f"{what} within a tf.cond, a tf.while_loop or a tf.function",
-                ", where replicas cannot wait for each other. Do it in the body of train_step itself; for a choice, "
-                "apply gradients that tf.where makes 0.",
-            )
-
-    def portion(self, own: tf.Tensor) -> tf.Tensor:
-        """Return its part, by rows, of a number that is added up over all replicas, which all must come here.
-
-        They are float32 scalars.
-        """
-        self.require_outermost("a mean over what a mask or weights leave is taken")
-        own_rows = self.share.rows
-        total, rows = tf.unstack(all_reduce(tf.stack([tf.stop_gradient(own), tf.cast(own_rows, tf.float32)])))
-        return total * own_rows / rows
 
 
 class Assigned(NamedTuple):

@@ -38,6 +38,11 @@ class Changing(NamedTuple):
         """All groups in one list."""
         return [thing for group in self for thing in group]
 
+    @property
+    def values(self) -> Changing:
+        """The values as a trace takes them: those of a table, which is a variable, of one row."""
+        return self.regroup([_row_of(one) if isinstance(one, tf.Variable) else one for one in self.flat])
+
 
 class ShardSums(NamedTuple):
     """What a shard adds, and in its structure what there is to send: None stands for what is not."""
@@ -72,7 +77,7 @@ class ShardSums(NamedTuple):
         return ShardSums(gradients, divisors, state, zeros(self.totals))
 
 
-def sent_by_rows(sums: ShardSums, largest: ShardSums | None, weights: Sequence[Variable], *, always: bool) -> Sums:
+def to_send(sums: ShardSums, largest: ShardSums | None, weights: Sequence[Variable], *, always: bool) -> Sums:
     """Return the sums that travel, those of tables by rows where this is less, or `always`; in replica context.
 
     Args:
@@ -102,6 +107,10 @@ def sent_by_rows(sums: ShardSums, largest: ShardSums | None, weights: Sequence[V
         return dense_of(rows.ids, rows.values, weights[weight].shape[0])
 
     return sums.sent(sent)
+
+
+def _row_of(table: tf.Variable) -> tf.Tensor:
+    return tf.zeros([1, *table.shape[1:]], table.dtype)
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,17 @@ from mirrorkit.train.reduce.sparse_gradient import SparseGradient
 from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Values
-from mirrorkit.train.replica_code.scope import Share
+from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Share, Values
 from mirrorkit.train.replica_code.step_function import overrides
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock
-from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, sent_by_rows
+from mirrorkit.train.step.facts import Changing, ShardSums, TraceFacts, to_send
 from mirrorkit.train.step.global_batch import has_no_rows, of_size, unless_empty, weigh_copies
 from mirrorkit.train.step.loop_step import Pass
 from mirrorkit.train.step.loss_scale import all_finite, only_if
 from mirrorkit.train.step.options import Options
-from mirrorkit.train.step.tables import needs_rows, values_of
+from mirrorkit.train.step.tables import needs_rows
 from mirrorkit.train.totals.totals import DIVISOR, EXAMPLES, Totals
 
 
@@ -52,7 +51,7 @@ class Functions:
         variables: what an update changes.
         clock: what the host knows of the step that is running.
         devices: where the variables lie.
-        apply: the optimizer.
+        optimizer: the model's, as this step updates with it; see `ReplicatedOptimizer`.
         tables: the numbers of the weights that an update writes in place; see `ReplicatedOptimizer`.
         weights: those that it trains.
         shapes: of these.
@@ -70,7 +69,7 @@ class Functions:
         self.averages: Averages | None = None
         scale: list[Variable] = []  # the loss scale, good steps, skipped steps
         with strategy.scope():
-            self.apply = variants.make_optimizer(options, strategy, optimizer, self._model)
+            self.optimizer = variants.make_optimizer(options, strategy, optimizer, self._model)
             if options.ema is not None:
                 self.averages = Averages(options.ema, self.weights, self.state)
             if options.loss_scale is not None:
@@ -81,7 +80,7 @@ class Functions:
         self.variables = Changing(self.weights, self.state.variables, list(optimizer.variables), *groups)
         counters, always = [optimizer.iterations, *scale[2:]], bool(options.runs_keras or options.transforms)
         self.clock = Clock(optimizer, counters, self.state.seeds, always=always)
-        self.tables = self.apply.tables
+        self.tables = self.optimizer.tables
         # Where it is to be traced.
         self.devices = variants.make_devices(options, strategy, self.variables)
         self._shards = own.replicas * options.accumulate
@@ -90,7 +89,9 @@ class Functions:
         is_whole = options.whole_batch and own.replicas > 1
         self._communicate("train", communicate=self.state.synchronized or is_whole)
         self._communicate("test", communicate=is_whole)
-        self._new_values = self.devices.trace(self._pure_new_values, alone=self.apply.alone, facts=lambda: self.facts)
+        self._new_values = self.devices.trace(
+            self._pure_new_values, alone=self.optimizer.alone, facts=lambda: self.facts
+        )
         self._totals: Totals | None = None
         self.facts_of: dict[Pass, TraceFacts] = {}
         # Whether its step calls `Optimizer.scale_loss`, as Keras's does.
@@ -162,10 +163,10 @@ class Functions:
         `total` is how many rows the whole batch has, where that must be known.
         """
         traced, communicate = self._traced[what], self.communicates[what]
-        like, sent = None, functools.partial(sent_by_rows, weights=self.weights, always=self.apply.lazy)
+        like, sent = None, functools.partial(to_send, weights=self.weights, always=self.optimizer.lazy)
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
-        elif self.apply.lazy and what == "train":
+        elif self.optimizer.lazy and what == "train":
             raise needs_rows("the size of the batch is not known, or several batches make an update")
         if has_no_rows(batch) and not communicate:
             if what not in self.facts_of:
@@ -290,7 +291,7 @@ class Functions:
                 if by_rows and isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is not None:
                     rows = times(tf.convert_to_tensor(gradient.values))
                     return SparseGradient(tf.cast(gradient.indices, tf.int64), rows)
-                if self.apply.lazy:
+                if self.optimizer.lazy:
                     raise needs_rows(f"the gradient of {self.weights[weight].path!r} is not by rows")
             return times(dense(gradient, self.shapes[weight]))
 
@@ -302,10 +303,10 @@ class Functions:
         with tf.device(HOST):
             step = [tf.cast(self.clock.now().count, tf.int32)] if self.options.transforms else []
         old = self.variables.regroup(flat)
-        new, totals, left = self._new_values(step, sums, values_of(old), rate)
+        new, totals, left = self._new_values(step, sums, old.values, rate)
         if isinstance(self._new_values, TraceOnce):
             require_only_read(self._new_values.variables, self.variables.flat)
-        self.apply.write(old, rate, *left)
+        self.optimizer.write(old, rate, *left)
         return new, totals
 
     def _pure_new_values(
@@ -316,14 +317,14 @@ class Functions:
         First the mean gradient, then the transforms of it, then the optimizer, then averages of what that comes to. In
         all of them small weights are joined, as the optimizer joins them.
         """
-        totals, joined = sums["totals"], self.apply.joined(self.facts, self.devices.stages)
+        totals, joined = sums["totals"], self.optimizer.joined(self.facts, self.devices.stages)
         summed, rows = self.facts.summed(sums["gradients"], self.tables)
         divisors = [None if self._shards == 1 else one for one in [totals[DIVISOR], *sums["divisors"]]]
         means = self.facts.means(joined, summed, divisors)
         gradients, transforms = self._transforms(means, old.transforms, step[0] if step else None, joined)
-        weights, slots = self.apply.new_values(joined, old, gradients, rows, rate[0] if rate else None)
+        weights, slots = self.optimizer.new_values(joined, old, gradients, rows, rate[0] if rate else None)
         state = self.state.new_values(self.facts.changes, sums["state"], old.state, totals[EXAMPLES])
-        iterations = old.slots[self.apply.iterations]
+        iterations = old.slots[self.optimizer.iterations]
         averages = self.averages.new_values(joined, old, weights, state, iterations) if self.averages else []
         left = [weights[i] for i in self.tables]
         weights = [None if i in self.tables else value for i, value in enumerate(weights)]

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mirrorkit._types import Batch, Nest
-from mirrorkit.data import HOST, bounds, own_rows
+from mirrorkit.data import HOST, bounds
 from mirrorkit.errors import StepError
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.gathering import gather_rows, gather_sizes
@@ -88,13 +88,6 @@ class HostBatch:
 
         with tf.device(HOST):  # cut first, so that only a replica's own rows travel to its device
             return tf.nest.map_structure(rows, self.batch)
-
-
-def rows_of_worker(batch: Batch, size: int | None, context: tf.distribute.InputContext | None) -> HostBatch:
-    """Return the global batch of which a worker's data gave it its rows alone; without a context it gave them all."""
-    if context is None or size is None:
-        return HostBatch(batch)
-    return HostBatch(batch, size=size, first=own_rows(size, context)[0])
 
 
 class OwnRows:

@@ -32,9 +32,9 @@ from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.tracing import TraceOnce, numbers_by_row
 from mirrorkit.train.reduce.transforms import Transforms
-from mirrorkit.train.replica_code.pure_step import gather_of, metric_variables
+from mirrorkit.train.replica_code.pure_step import Share, gather_of, metric_variables
 from mirrorkit.train.replica_code.replaced import require_repeatable
-from mirrorkit.train.replica_code.scope import ReplicaScope, Share
+from mirrorkit.train.replica_code.scope import ReplicaScope
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
 from mirrorkit.train.replica_code.written import (
     plain_variables,

@@ -20,8 +20,8 @@ from mirrorkit.train.step.loss_scale import LossScale
 class Options:
     """The arguments of `Step`; see there."""
 
-    losses: Mapping[str, PerOutput]  # arguments of `Losses`
-    metrics: Mapping[str, PerOutput]  # and of `Metrics`
+    losses: Mapping[str, PerOutput]  # of `compile`, by its names
+    metrics: Mapping[str, PerOutput]  # likewise
     clip_norm: float | None = None
     clip_value: float | None = None
     transforms: Sequence[Transform] = ()

@@ -14,13 +14,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
-from mirrorkit.train.keras_model.outputs import (
-    UnpackedBatch,
-    as_computed,
-    count_examples,
-    unpack_batch,
-    with_known_shapes,
-)
+from mirrorkit.train.keras_model.outputs import UnpackedBatch, as_computed, count_examples, unpack_batch
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.step_function import overrides, require
@@ -100,7 +94,7 @@ class Supervised(LoopStep):
         self._always_predicts = self.is_whole or self.is_synchronized or not devices.branches
         # Traced where it has to be: to compute where the values are.
         self._outputs_with = devices.trace(self._pure_outputs, alone=devices.stages is not None)
-        self._in_place = functions.apply.in_place(functions.weights)
+        self._in_place = functions.optimizer.in_place(functions.weights)
         self.update = Update(
             strategy,
             self.variables,
@@ -123,7 +117,9 @@ class Supervised(LoopStep):
     @property
     def saved_variables(self) -> list[Variable | WholeSlot]:
         """The same with whole slots, as they are without sharding."""
-        return self.functions.variables._replace(slots=self.functions.apply.saved(self.functions.variables.slots)).flat
+        return self.functions.variables._replace(
+            slots=self.functions.optimizer.saved(self.functions.variables.slots)
+        ).flat
 
     @property
     def kept(self) -> list[Variable]:
@@ -172,9 +168,7 @@ class Supervised(LoopStep):
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""
         parts = self.options.unpack(batch)
-        if not self.options.runs_keras:  # such a step gets what Keras gives it
-            parts = as_computed(self.trained, parts)
-        return parts if self.options.takes_batches else parts._replace(x=with_known_shapes(self.trained, parts.x))
+        return parts if self.options.runs_keras else as_computed(self.trained, parts)
 
     @property
     def totals(self) -> Totals:

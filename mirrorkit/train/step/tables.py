@@ -208,16 +208,6 @@ def tables_of(
     return [] if why else [i for i, weight in enumerate(weights) if id(weight) in embeddings]
 
 
-def values_of(old: Changing) -> Changing:
-    """Return the values before an update as a trace takes them: those of a table, which is a variable, of one row."""
-
-    def value(one: tf.Tensor | tf.Variable) -> tf.Tensor:
-        return tf.zeros([1, *one.shape[1:]], one.dtype) if isinstance(one, tf.Variable) else one
-
-    values: Changing = tf.nest.map_structure(value, old)
-    return values
-
-
 def size_of(weight: Variable) -> int:
     """Return the size of a table in bytes."""
     return int(weight.shape[0] * weight.shape[1] * tf.as_dtype(weight.dtype).size)

@@ -14,7 +14,8 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit.strategy import first_replica
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.replica_code.scope import ReplicaScope, Share
+from mirrorkit.train.replica_code.pure_step import Share
+from mirrorkit.train.replica_code.scope import ReplicaScope
 
 Y, Y_PRED = np.float32([[1.0], [3.0]]), np.float32([[0.0], [0.0]])
 

@@ -129,7 +129,7 @@ def test_tables_are_sent_by_rows_where_that_is_less(replicas: int, always: bool,
     def sent() -> Any:
         rows = SparseGradient(tf.zeros([share], tf.int64), tf.zeros([share, width]))
         sums = ShardSums([[rows, rows, rows, tf.zeros(shapes[-1])]], [], [None], tf.zeros([3]))
-        return facts_.sent_by_rows(sums, sums, weights, always=always)["gradients"]
+        return facts_.to_send(sums, sums, weights, always=always)["gradients"]
 
     (first, *_) = strategy.experimental_local_results(strategy.run(sent))
     by_rows = [replicas, share, width + 2]

@@ -57,7 +57,7 @@ def _graphs(make_loop: Any, name: str, **options: Any) -> list[Any]:
     for function in (step.test, step.predict):
         run = tf.function(lambda *batch, f=function: loop.strategy.run(f, args=(HostBatch(batch),)), autograph=False)
         graphs.append(run.get_concrete_function(*_SPEC).graph)
-    pure = [one for _, one in getattr(step.functions.apply, "_pure", {}).values()]
+    pure = [one for _, one in getattr(step.functions.optimizer, "_pure", {}).values()]
     functions = step.functions
     once = [*functions._traced.values(), functions._new_values, *pure]
     return [*graphs, *(trace.graph for one in once for trace in one._traces.values())]
