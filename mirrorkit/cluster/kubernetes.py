@@ -28,7 +28,14 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
 
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
     """
-    if "JOB_COMPLETION_INDEX" not in environ or environ.get("MIRRORKIT_WORKERS") == "1":
+    if environ.get("MIRRORKIT_WORKERS") == "1":
+        return None
+    if "JOB_COMPLETION_INDEX" not in environ:
+        if environ.get("MIRRORKIT_WORKERS"):
+            raise ClusterError(
+                "MIRRORKIT_WORKERS is set, but JOB_COMPLETION_INDEX is not, so this pod does not know which worker it "
+                "is. Set completionMode: Indexed in the Kubernetes Job, or unset MIRRORKIT_WORKERS."
+            )
         return None
     if not {"MIRRORKIT_WORKERS", "MIRRORKIT_SERVICE"} & environ.keys():
         warnings.warn(

@@ -33,7 +33,7 @@ def free_ports(count: int) -> list[int]:
             break
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))  # as TensorFlow's server will
             except OSError:
                 continue
         ports.append(port)
@@ -119,9 +119,10 @@ def _listening(cluster: Cluster, interface: str) -> socket.socket:
     """Return a socket that listens at this task's port, at the address of an interface or with "" at all of them."""
     address = cluster.addresses[cluster.task]
     host, port = host_and_port(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = not interface and socket.has_dualstack_ipv6()  # a name may have addresses of either kind
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return socket.create_server((interface, port), family=family)
+        return socket.create_server((interface, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ClusterError(f"{cluster.task} cannot listen on port {port} ({address}): {error}.") from error

@@ -226,7 +226,7 @@ class _Host:
 
     def _drop(self, guest: _Guest, why: str) -> None:
         if not self.dropped and guest in self.guests:
-            host = guest.writer.get_extra_info("peername")[0]
+            host = guest.writer.get_extra_info("peername")[0].removeprefix("::ffff:")  # before an IPv4 address
             self.dropped = f" {self.cluster.task} dropped a connection from {host}, which {why}."
             _log.warning(self.dropped.strip())
         self._forget(guest)

@@ -21,13 +21,13 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     Task `rank` listens at port base + rank. The base is $MIRRORKIT_PORT, or computed from the ids of job and step.
     Source: https://slurm.schedmd.com/srun.html, "Output environment variables".
     """
-    if number(environ, "SLURM_STEP_NUM_TASKS", 1) < 2:
-        return None
     if number(environ, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise ClusterError(
             "These processes were started by mpirun, which does not say on which hosts the others are. Start them "
             "with srun, or set TF_CONFIG."
         )
+    if number(environ, "SLURM_STEP_NUM_TASKS", 1) < 2:
+        return None
     needed = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_NODEID", "SLURM_JOB_ID")
     if missing := [name for name in needed if name not in environ]:
         raise ClusterError(f"This is a Slurm step, but without {', '.join(missing)}. Pass on all SLURM_* variables.")

@@ -6,6 +6,7 @@ import argparse
 import functools
 from typing import Any
 
+from mirrorkit.launch import output
 from mirrorkit.launch.launcher import launch
 
 
@@ -55,4 +56,7 @@ def _workers(text: str) -> int | tuple[int, int]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return launch(**{name: value for name, value in vars(options).items() if name not in ("command", "run")})
+    try:
+        return launch(**{name: value for name, value in vars(options).items() if name not in ("command", "run")})
+    finally:
+        output.flush()

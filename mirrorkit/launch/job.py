@@ -189,8 +189,8 @@ class Job:
             self._send(signal.SIGKILL)
         else:
             self.interrupted = event
+            self._send(event, self.grace)  # first: printing waits for a reader, which may never come
             tell(f"{signal.Signals(event).name}: passed on to every task")
-            self._send(event, self.grace)
 
     def _ended(self, name: str, code: int, *, is_lost: bool) -> None:
         del self._running[name]
@@ -220,8 +220,8 @@ class Job:
 
     def _stop(self, why: str, grace: float) -> None:
         self._progress.noticed()
-        tell(why)
         self._send(signal.SIGTERM, grace)
+        tell(why)
 
     def _send(self, number: int, grace: float = math.inf) -> None:
         """Send a signal to all tasks, and SIGKILL so many seconds later."""

@@ -179,7 +179,16 @@ def on_ray(
 
 def _run(job: Job, placement: ThisMachine | RayNodes) -> int:
     """Run a job, and return its exit code. On Ray once connected: Ray catches signals too."""
-    before = stop_signals.catch(_SIGNALS, lambda received, frame: job.events.put(received))
+    caught: list[int] = []
+
+    def received(number: int, frame: object) -> None:
+        caught.append(number)
+        job.events.put(number)
+        # The main thread takes no events while it waits to print what nobody reads. The tasks end too: see keeper.py.
+        if number != HANGUP and caught.count(number) > 2 and job.events.qsize() > 1:
+            os._exit(128 + number)
+
+    before = stop_signals.catch(_SIGNALS, received)
     try:
         with contextlib.closing(placement):
             return job.run(placement)

@@ -29,7 +29,21 @@ def say(name: str, text: str, to: TextIO | None) -> None:
         except OSError as error:
             if error.errno not in _NOBODY_READS:
                 raise
-            # Python would try to write again at exit, and exit with 120 when that fails:
-            # https://docs.python.org/3/library/signal.html#note-on-sigpipe
-            with open(os.devnull, "wb") as null:
-                os.dup2(null.fileno(), to.fileno())
+            _give_up(to)
+
+
+def flush() -> None:
+    """Write what is left, before this process ends; what cannot be written is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream and not stream.closed:
+            try:
+                stream.flush()
+            except OSError:  # such as a full disk
+                _give_up(stream)
+
+
+def _give_up(stream: TextIO) -> None:
+    # Python would try to write again at exit, and exit with 120 when that fails:
+    # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())

@@ -62,6 +62,9 @@ class Process:
                 pass_fds=(lifeline,),
                 cwd=folder,
             )
+        except BaseException:
+            self._let_go()
+            raise
         finally:
             os.close(lifeline)
         streams: dict[str, Any] = {"out": self._process.stdout, "err": self._process.stderr}
@@ -90,14 +93,17 @@ class Process:
     def _wait(self) -> None:
         code = self._process.wait()
         self.send(signal.SIGKILL)  # processes that the script started and left running
-        shutil.rmtree(self._own, ignore_errors=True)
-        for descriptor in self._open:
-            os.close(descriptor)
+        self._let_go()
         for reader in self._readers:
             reader.join(2)  # a process that left the group may hold the pipe open forever, and go on writing
         with self._telling:  # Python cannot exit while a thread writes
             self._has_ended = True
         self._tell("exit", code if code >= 0 else 128 - code)
+
+    def _let_go(self) -> None:
+        shutil.rmtree(self._own, ignore_errors=True)
+        for descriptor in self._open:
+            os.close(descriptor)
 
     def _read(self, kind: str, stream: IO[bytes]) -> None:
         longest = -1 if kind == "note" else _LONGEST_LINE

@@ -20,7 +20,7 @@ def count(source: str) -> int:
         JobError: there is no number.
     """
     path = Path(source)
-    is_file = path.is_file()
+    is_file = os.path.isfile(source)  # unlike pathlib's, False for a command longer than a path may be
     try:
         if is_file and not os.access(path, os.X_OK):
             text = path.read_text()
@@ -40,9 +40,11 @@ def _last_line(command: list[str]) -> str:
     process = Process(
         command, os.environ, lambda kind, value: told.update({kind: told[kind] if value == "" else value})
     )
-    process.wait(_LONGEST)
-    code = told["exit"]
-    process.end()
+    try:
+        process.wait(_LONGEST)
+        code = told["exit"]
+    finally:
+        process.end()
     if code != 0:
         how = f"has not ended within {_LONGEST:g} s" if code is None else f"exit status {code}"
         raise OSError(f"{how} {told['err']}")

@@ -58,6 +58,8 @@ def without_values() -> Iterator[None]:
     would.
     """
     before = list(private.get("global_state.get_global_attribute")(_WAITING, []))
-    with keras.StatelessScope(initialize_variables=False):
-        yield
-    private.get("global_state.set_global_attribute")(_WAITING, before)
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        private.get("global_state.set_global_attribute")(_WAITING, before)

@@ -164,6 +164,10 @@ def _check_rules(rules: Mapping[str, int], default: int | None) -> None:
     for pattern, number in [*rules.items(), ("default", default or 0)]:
         if not is_whole(number, 0):
             raise StepError(f"{pattern!r} has the device {number!r}; write the number of a device, from 0.")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise StepError(f"{pattern!r} is not a regular expression: {error}.") from error
 
 
 def _lines(paths: Iterable[str]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mirrorkit import processor, strategy
+from mirrorkit.arguments import whole_number
 from mirrorkit.cluster import Cluster
+from mirrorkit.errors import ArgumentError
 from mirrorkit.launch import clusters
 from mirrorkit.strategy import start_server
 
@@ -39,7 +41,12 @@ def local_cluster(workers: int = 2, ps: int = 1) -> Cluster:
     Args:
         workers: how many.
         ps: number of parameter servers.
+
+    Raises:
+        ArgumentError: a number of workers below 1, or of parameter servers below 0.
     """
+    whole_number("workers", workers, ArgumentError)
+    whole_number("ps", ps, ArgumentError, least=0)
     tasks = clusters(workers, ps=ps, chief=True, source="local_cluster")
     # The servers of one process share its threads and wait for each other: with too few they wait forever.
     threads = max(processor.cores(), 2 * (workers + ps) + 1)

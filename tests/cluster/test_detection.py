@@ -193,7 +193,9 @@ def without(environ, name):
         (slurm(SLURM_NODEID="2"), "srun --distribution=block"),  # cyclic: rank 3 on the third node
         (slurm(SLURM_PROCID="5"), "srun --distribution=block"),
         (slurm(OMPI_COMM_WORLD_SIZE="5"), "started by mpirun.*srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "started by mpirun.*TF_CONFIG"),
         (slurm(MIRRORKIT_PORT="65533"), "worker 3 .*gpu02:65536"),
+        (without(pod(), "JOB_COMPLETION_INDEX"), "completionMode: Indexed"),
         (without(pod(), "MIRRORKIT_SERVICE"), "MIRRORKIT_SERVICE not set"),
         (without(pod(), "MIRRORKIT_WORKERS"), "MIRRORKIT_WORKERS not set"),
         (pod(MIRRORKIT_WORKERS="0"), "MIRRORKIT_WORKERS .*from 1 to 10000, found 0"),

@@ -229,11 +229,12 @@ def test_many_open_connections_do_not_keep_a_task_out(cluster, waiting, monkeypa
         assert host.result() is None
 
 
+ALL = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 OWN = {
     "loopback": (("127.0.0.1:{}", "127.0.0.1:1"), "127.0.0.1"),
     "its own address": (("127.0.0.1:{}", "192.0.2.1:1"), "127.0.0.1"),
-    "a name": (("localhost:{}", "localhost:1"), "0.0.0.0"),
-    "an address that is forwarded": (("192.0.2.1:{}", "192.0.2.2:1"), "0.0.0.0"),
+    "a name": (("localhost:{}", "localhost:1"), ALL),
+    "an address that is forwarded": (("192.0.2.1:{}", "192.0.2.2:1"), ALL),
 }
 
 
@@ -242,7 +243,27 @@ def test_where_the_first_task_listens(kind, cluster):
     addresses, expected = OWN[kind]
     port = cluster.workers[0].rpartition(":")[2]
     with door(Cluster(workers=tuple(address.format(port) for address in addresses))) as listening:
-        assert listening.getsockname() == (expected, int(port))
+        assert listening.getsockname()[:2] == (expected, int(port))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_tasks_meet_whose_names_have_addresses_of_one_kind(address, monkeypatch, caplog):
+    if address == "::1" and ALL != "::":
+        pytest.skip("there is no IPv6 here")
+    look_up = socket.getaddrinfo
+    mine = {"node-a": address, "node-b": address}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **kw: look_up(mine.get(host, host), *rest, **kw))
+    first, second = free_ports(2)
+    cluster = Cluster(workers=(f"node-a:{first}", f"node-b:{second}"))
+    with ThreadPoolExecutor() as pool:
+        host = pool.submit(together, cluster)
+        with contextlib.suppress(ConnectionError), connected(cluster) as stranger:
+            stranger.sendall(STRANGERS["HTTP"])
+            while stranger.recv(1000):  # until worker 0 closes it
+                pass
+        assert together(as_task(cluster, 1)) == [None]
+        assert host.result() == [None]
+    assert f"dropped a connection from {address}, which" in caplog.text
 
 
 ANSWERS = [

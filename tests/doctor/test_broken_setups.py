@@ -93,6 +93,12 @@ OF_THE_CLUSTER = {
         "1 by TF_CONFIG and 2 by Kubernetes Indexed Job",
         "Unset it",
     ),
+    "a pod of a Job that is not Indexed": (
+        {"HOSTNAME": "train-x7k2p", "MIRRORKIT_WORKERS": "2", "MIRRORKIT_SERVICE": "s"},
+        "failure",
+        "JOB_COMPLETION_INDEX is not",
+        "completionMode: Indexed",
+    ),
     "a pod that was told nothing": (
         {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1"},
         "warning",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import queue
 import re
 import signal
 import subprocess
+import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -141,6 +144,45 @@ def test_the_second_ctrl_c_kills(script, started):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 137
     assert_gone(tasks[0])
+
+
+def test_signals_do_their_work_while_nobody_reads_what_the_launcher_prints(script, started, tmp_path):
+    saves = "signal.signal(signal.SIGTERM, lambda *_: open('saved', 'w').close())\n"
+    saves += "open('pid', 'w').write(str(os.getpid()))\n"
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    process = started("--workers", 1, script(f"import os, signal\n{saves}while True: print(1000 * 'x')"), stdout=writes)
+    os.close(writes)
+    with open(reads, "rb"):
+        seen = -1
+        while seen != (seen := held(reads)) or seen < 30_000:  # until the pipe is full
+            time.sleep(0.5)
+        pid = int((tmp_path / "pid").read_text())
+        process.terminate()
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "saved").exists():
+            assert time.monotonic() < deadline, "the signal was not passed on"
+            time.sleep(0.05)
+        for _ in range(2):
+            process.terminate()
+            time.sleep(0.5)  # two signals that come at once are one
+        assert process.wait(20) == 143
+    assert_gone([pid])
+
+
+def held(pipe: int) -> int:
+    """The number of bytes in a pipe that nobody has read."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_exit_code_is_that_of_the_job_where_a_full_disk_takes_no_line(code, script, started):
+    with open("/dev/full", "wb") as full:
+        process = started("--workers", 1, script(f"print('lost'); raise SystemExit({code})"), stdout=full.fileno())
+    assert process.wait(20) == code
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(script, started):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import assert_gone
 
 from mirrorkit.__main__ import main
 from mirrorkit.errors import JobError
 from mirrorkit.launch import job, launch, launcher, slots, this_machine
+from mirrorkit.launch.process import Process
 
 # Each attempt adds its number of workers to the file `widths`, and its cluster to `clusters`; `attempt` counts from 1.
 ATTEMPT = """
@@ -72,7 +76,50 @@ def test_where_slots_are_looked_up() -> None:
     Path("room").write_text("2\n")
     Path("look.sh").write_text("#!/bin/sh\necho slots:\ncat room\n")
     Path("look.sh").chmod(0o755)
-    assert [slots.count(source) for source in ("room", "echo slots; cat room", "look.sh")] == [2, 2, 2]
+    long = "cat room #" + 400 * "x"  # longer than the name of a file may be
+    assert [slots.count(source) for source in ("room", "echo slots; cat room", "look.sh", long)] == [2, 2, 2, 2]
+
+
+def test_ctrl_c_ends_a_command_that_says_how_much_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: Process, seconds: float) -> None:
+        deadline = time.monotonic() + 20
+        while not (Path("pid").exists() and Path("pid").read_text().endswith("\n")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        slots.count("echo $$ > pid; exec sleep 300")
+    assert_gone([int(Path("pid").read_text())])
+
+
+def test_slots_that_a_network_file_system_fails_to_find_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread looks them up, which must go on."""
+    Path("room").write_text("2")
+    machine = this_machine.ThisMachine([], lambda width: {}, queue.SimpleQueue(), 4, "room")
+
+    def stale(path: Any, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stale)
+        assert not machine.refresh()
+    Path("room").write_text("3")
+    assert machine.refresh()
+    machine.close()
+
+
+@pytest.mark.parametrize("argument", ["x" * 200_000, "a\0b"], ids=["too long", "with NUL"])
+def test_a_task_that_cannot_be_started_leaves_nothing(
+    argument: str, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((OSError, ValueError)):
+        launch(script(ATTEMPT), [argument], workers=(1, 2))
+    assert not list(tmp_path.glob("mirrorkit-*"))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_no_variable_is_made() -> None:
         mk.parallel.balanced_rules(lambda: dense(8, 8), 2, batch_size=8)
         with keras.StatelessScope():
             pass  # at whose end Keras makes those that have waited
+        kept = []
+        with pytest.raises(ZeroDivisionError):
+            mk.parallel.balanced_rules(lambda: kept.append(dense(8, 8)) or 1 / 0, 2, batch_size=8)
+        with keras.StatelessScope():
+            pass
 
 
 def mk_fails_to_make_variables() -> Any:

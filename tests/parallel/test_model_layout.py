@@ -81,6 +81,7 @@ def test_another_strategy(kind: str, words: str) -> None:
         ({"a": 1}, ["cpu:0", "cpu:1", "cpu:2"], "N times as many"),
         ({"a": -1}, CPUS, "'a' has the device -1"),
         ({"a": "gpu:1"}, CPUS, "'a' has the device 'gpu:1'"),
+        ({"block[": 1}, CPUS, r"'block\[' is not a regular expression: unterminated"),
         ({}, CPUS, "takes rules such as"),
         (HALVES, ["cpu:0", "cpu:9"], r"(?i)cpu:9"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mirrorkit import testing
-from mirrorkit.errors import DeviceError, MirrorkitError, StrategyError
+from mirrorkit.errors import ArgumentError, DeviceError, MirrorkitError, StrategyError
 from mirrorkit.testing import run_in_fresh_process
 
 
@@ -139,3 +139,10 @@ def test_a_test_that_leaks_fails(run_python, tmp_path):
         assert f"ERROR at teardown of test_{name}" in result.stdout
     assert "['MIRRORKIT_LEAK']" in result.stdout
     assert "sleep 60" in result.stdout
+
+
+@pytest.mark.parametrize(("numbers", "name"), [({"workers": 0}, "workers"), ({"workers": 2, "ps": -1}, "ps")])
+def test_a_local_cluster_of_less_than_nothing_is_refused(numbers, name, monkeypatch):
+    monkeypatch.setattr(testing.local, "start_server", lambda *_, **__: None)
+    with pytest.raises(ArgumentError, match=f"^{name} must be a whole number from"):
+        testing.local_cluster(**numbers)
