@@ -134,7 +134,7 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         fill: the value of the covered pixels, on the images' scale.
 
     Raises:
-        RecipeError: `size` below 1.
+        RecipeError: `size` below 1; a `fill` that the images' dtype cannot hold.
     """
     if size < 1:
         raise RecipeError(f"cutout(size={size}) was asked for; it must be at least 1.")
@@ -145,6 +145,8 @@ def cutout(size: int = 8, *, fill: float = 0) -> Augmentation:
         return (place >= first) & (place < first + size)
 
     def change(images: tf.Tensor, centres: tf.Tensor) -> tf.Tensor:
+        if images.dtype.is_integer and not images.dtype.min <= fill <= images.dtype.max:
+            raise RecipeError(f"cutout(fill={fill}) was asked for, which images of {images.dtype.name} cannot hold.")
         height, width = tf.shape(images)[1], tf.shape(images)[2]
         square = covered(height, centres[0])[:, :, None, None] & covered(width, centres[1])[:, None, :, None]
         return tf.where(square, tf.cast(fill, images.dtype), images)

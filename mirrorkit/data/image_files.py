@@ -110,6 +110,9 @@ class ImageFolder(OfSplit):
         _check_subset(self.validation_split, self.subset)
         if self.class_names is not None and (isinstance(self.class_names, str) or self.labels is None):
             raise RecipeError(f"class_names must be a list of names, for labels; found {self.class_names!r}.")
+        names = self.class_names or ()
+        if len(set(names)) < len(names):
+            raise RecipeError(f"class_names={list(names)} was asked for; no two classes may share a name.")
         listing = self._listed()
         places = np.arange(len(listing.paths))
         num_classes = None if listing.class_names is None else len(listing.class_names)

@@ -102,7 +102,8 @@ class Batches(OfSplit):
             inputs, the one that is images [N, H, W, C] is augmented.
         map: your own function of a batch, `(x, y) -> (x, y)` in TensorFlow operations; it must treat each example
             independently of the others. Without labels it is `x -> x`, or `x -> (x, y)` to add some. Runs in parallel.
-        one_hot: return labels as float32 [B, num_classes].
+        one_hot: return labels as float32 [B, num_classes]. If `map` makes labels outside the classes, reading them
+            raises TensorFlow's InvalidArgumentError, a DataError in a `Loop`.
         cache: run `map` once over the whole split and keep the result in memory, instead of in every epoch.
         drop_remainder: leave out the last batch when it is smaller.
         prefetch: how many batches are made ahead; tf.data chooses by default.

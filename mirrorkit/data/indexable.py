@@ -52,6 +52,8 @@ def _elsewhere(items: Any) -> str | None:
     """Return what to do with an object that gives no examples by number, or not those that were meant; else None."""
     if isinstance(items, (str, bytes)):
         return "Files are read by mk.data.records; a class of your own may open what lies at a path"
+    if _is_of_pandas(items):
+        return "pandas selects rows by their labels, not by position. Give arrays, such as table['price'].to_numpy()"
     if "keras" in sys.modules and isinstance(items, sys.modules["keras"].utils.PyDataset):
         return "It gives whole batches. Give it a class whose __getitem__(i) returns example i, without a batch"
     if isinstance(items, (tuple, Mapping)) and not holds_arrays(items):
@@ -64,6 +66,13 @@ def _elsewhere(items: Any) -> str | None:
     if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         return f"It has no __getitem__ and __len__. {_STREAM}"
     return None
+
+
+def _is_of_pandas(items: Any) -> bool:
+    """Return whether it is a Series or DataFrame, or a tuple or dict with one."""
+    if isinstance(items, (tuple, Mapping)):
+        return any(map(_is_of_pandas, items.values() if isinstance(items, Mapping) else items))
+    return hasattr(items, "iloc")
 
 
 def _named(items: Any) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit.arguments import is_number, require_kinds, whole_number
 from mirrorkit.data.distribution import untuned
-from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.recipe import Recipe, fitting_batch_size
 from mirrorkit.errors import RecipeError
 
 
@@ -47,7 +47,7 @@ class Mix(Recipe):
     Raises:
         RecipeError: sets that are no recipes, or differ in the form of their batches or in their size; a weight that is
             not above 0, or too small to give one example in an epoch; with `whole_batches` a set whose last batch is
-            smaller.
+            smaller; with `drop_remainder` an epoch smaller than a batch.
     """
 
     sets: Mapping[Recipe, float]
@@ -71,13 +71,17 @@ class Mix(Recipe):
             )
         if not sets:
             raise RecipeError("mix was given 0 sets; give it one or more.")
-        size = max(one.global_batch_size for one in sets)
+        # of a set that is smaller than its batches, what was asked for
+        size = max(one.global_batch_size if self.whole_batches else _asked_size(one) for one in sets)
         vars(self).update(sets=dict(sets), global_batch_size=size)  # a frozen dataclass refuses assignment
         for one in sets:
             self._require_fitting(one)
         count = self.examples_per_epoch
         count = sum(one.num_examples for one in sets) if count is None else count
         count = whole_number("examples_per_epoch", count, RecipeError)
+        if not self.whole_batches:
+            fitting = fitting_batch_size(size, count, drop_remainder=self.drop_remainder)
+            vars(self).update(_asked_size=size, global_batch_size=fitting)
         vars(self).update(_draws=_shares(list(sets.values()), count // self._unit))
 
     @property
@@ -174,6 +178,10 @@ class Mix(Recipe):
 
 
 mix = Mix
+
+
+def _asked_size(one: Recipe) -> int:
+    return getattr(one, "_asked_size", one.global_batch_size)
 
 
 def _shares(weights: Sequence[float], units: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Resident(Batches):
     Every device holds the set, in as many bytes as the split has (rows of uint8 pixels are padded to words of 8 bytes).
     Only int32 arrays stay on the host, where TensorFlow keeps them for GPUs too. Order, batches, augmented images and
     dtypes are those of `batches` with the same seed. `map` and `augment` run on the device, on each replica's own rows.
+    With `one_hot`, a label that `map` puts outside the classes gives a row of NaN, where `batches` raises an error.
 
     Args:
         split: from `mk.data.load`, `mk.data.synthetic` or `mk.data.arrays`.
@@ -61,6 +63,12 @@ class Resident(Batches):
         if strategy not in self._placed:
             self._placed[strategy] = [self._copy(device) for device in replica_devices(strategy)]
         return self._placed[strategy]
+
+    def _checked_classes(self, hot: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        if self.map is None:
+            return hot
+        # Compiled code on a device raises nothing: the row becomes NaN, and so does the loss.
+        return tf.where(tf.reduce_any(hot > 0, axis=-1, keepdims=True), hot, math.nan)
 
     def _copy(self, device: str) -> Any:
         element = self.split.as_element()

@@ -86,7 +86,9 @@ class Parquet(OfReader):
         self._set(files=files, **self._chosen(schemas[0].names))
         names = tuple(dict.fromkeys(name for part in self._parts for name in _several(part)))
         _require_one_schema(files, schemas, names)
-        columns = tuple(self._column(column_of(name, schemas[0].field(name).type, files[0])) for name in names)
+        columns = tuple(
+            self._column(column_of(name, schemas[0].field(name).type, files[0]), files[0]) for name in names
+        )
         self._set(_reader=Table(files, footers, columns))
         by_name = {column.name: column for column in columns}
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
@@ -102,13 +104,14 @@ class Parquet(OfReader):
     def _element(self, *columns: tf.Tensor) -> tuple[Any, ...]:
         """Put columns where the model takes them."""
         by_name = dict(zip((column.name for column in self._reader.columns), columns, strict=True))
-        if isinstance(self.y, str) and (by_name[self.y].dtype.is_integer or by_name[self.y].dtype.is_bool):
-            by_name[self.y] = tf.cast(by_name[self.y], tf.int64)
-        if self.sample_weight is not None:
-            by_name[self.sample_weight] = tf.cast(by_name[self.sample_weight], tf.float32)
-        return tuple(
+        x, *others = (
             by_name[part] if isinstance(part, str) else {name: by_name[name] for name in part} for part in self._parts
         )
+        if isinstance(self.y, str) and (by_name[self.y].dtype.is_integer or by_name[self.y].dtype.is_bool):
+            others[0] = tf.cast(others[0], tf.int64)
+        if self.sample_weight is not None:
+            others[1] = tf.cast(others[1], tf.float32)
+        return (x, *others)
 
     @property
     def order_version(self) -> int:
@@ -138,9 +141,14 @@ class Parquet(OfReader):
                 chosen[argument] = tuple(part)
         return chosen
 
-    def _column(self, column: Column) -> Column:
+    def _column(self, column: Column, file: str) -> Column:
         """Return a column with its number of classes and what fills it."""
         if self.num_classes is not None and column.name == self.y:
+            if column.dtype == tf.string:
+                raise RecipeError(
+                    f"num_classes={self.num_classes} was given, but the column {column.name!r} of {file} "
+                    f"holds {column.arrow_type}. Write the classes as numbers from 0 on."
+                )
             column = replace(column, classes=whole_number("num_classes", self.num_classes, RecipeError))
         elif column.dtype == tf.uint64 and column.name == self.y:  # it becomes int64
             column = replace(column, classes=2**63)

@@ -24,7 +24,7 @@ from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_t
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.order import order_of
-from mirrorkit.data.recipe import Recipe
+from mirrorkit.data.recipe import Recipe, fitting_batch_size
 from mirrorkit.data.weights import drawn, example_weights
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
@@ -56,6 +56,7 @@ class PreparedRecipe(Recipe):
     prefetch: int = tf.data.AUTOTUNE
     _num_examples: int = field(init=False, repr=False)
     _size: int = field(init=False, repr=False)  # the number of examples in the set
+    _asked_size: int = field(init=False, repr=False)  # `global_batch_size` as it was asked for
     _checked: list[MapFunction] = field(init=False, repr=False, default_factory=list)  # `map`, after a look at it
 
     @property
@@ -143,9 +144,20 @@ class PreparedRecipe(Recipe):
         if self.one_hot and not others:
             raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
         if self.one_hot:
-            others[0] = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
+            hot = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
+            others[0] = self._checked_classes(hot, others[0])
         finished = (x, *others)
         return finished if rows is None else rows.wanted(finished)
+
+    def _checked_classes(self, hot: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Return one-hot rows after a check: of a label outside the classes, which `map` may make, one is zeros."""
+        known = tf.reduce_any(hot > 0, axis=-1)
+        words = (
+            f"one_hot=True needs labels from 0 on, below {self.num_classes}; the least and the largest of a batch are"
+        )
+        found = [words, tf.reduce_min(labels), tf.reduce_max(labels)]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), found)]):
+            return tf.identity(hot)
 
     def _check_map(self) -> None:
         """Refuse a `map` that does not treat each example independently; looked at once for a recipe and its copies."""
@@ -234,15 +246,11 @@ class PreparedRecipe(Recipe):
         if num_examples < 1:
             raise RecipeError("The set holds no example; a recipe needs at least one. Look at its source.")
         count = self._examples_of_an_epoch(num_examples, labels)
-        if self.drop_remainder and size > count:
-            raise RecipeError(
-                f"global_batch_size={size} and drop_remainder=True were asked for, but an epoch has {count} examples: "
-                f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
-            )
         _check_augment(self.augment, shape if self.map is None else None)
         self._set(
             _num_examples=count,
-            global_batch_size=min(size, count),
+            _asked_size=size,
+            global_batch_size=fitting_batch_size(size, count, drop_remainder=self.drop_remainder),
             seed=seed,
             prefetch=int(self.prefetch),
             augment=tuple(self.augment or ()),

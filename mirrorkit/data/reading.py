@@ -162,8 +162,11 @@ class OfReader(PreparedRecipe):
 
     @property
     def layout(self) -> object:
-        """See `PreparedRecipe`."""
-        return self._reader.blocks if self.shuffle else None
+        """See `PreparedRecipe`: the blocks, and how many may be read side by side where memory holds fewer."""
+        if not self.shuffle:
+            return None
+        blocks, most = self._reader.blocks, self._reader.most
+        return blocks if most >= Reader.most else (blocks, most)
 
     def order(self, epoch: int) -> np.ndarray:
         """The numbers of the examples in the order of `epoch`, counted as they lie in the set, int64 [N]."""

@@ -14,6 +14,20 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.errors import RecipeError
 
 
+def fitting_batch_size(size: int, count: int, *, drop_remainder: bool) -> int:
+    """Return the size of the batches of an epoch of so many examples: no larger than it.
+
+    Raises:
+        RecipeError: no batch would be left.
+    """
+    if drop_remainder and size > count:
+        raise RecipeError(
+            f"global_batch_size={size} and drop_remainder=True were asked for, but an epoch has {count} examples: "
+            f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
+        )
+    return min(size, count)
+
+
 class Recipe(abc.ABC):
     """Makes the global batches of any epoch, from any step on. It keeps no position: equal calls give equal batches.
 

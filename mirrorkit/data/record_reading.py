@@ -25,6 +25,7 @@ _log = logging.getLogger("mirrorkit")
 
 _BLOCKS = 256  # into which the files are divided, if examples in them can be found
 _NEAR = 32  # examples: what lies between two that are nearer to each other is read too
+_NEAR_BYTES = 16 << 10  # but no more than so many bytes for each, since memory holds them
 _AS_IT_IS = tf.data.Options()  # TensorFlow 2.21 cannot rewrite a dataset with offsets
 _AS_IT_IS.experimental_optimization.apply_default_optimizations = False
 _AS_IT_IS.autotune.enabled = False
@@ -140,7 +141,8 @@ class RecordReader(Reader):
         """See `Reader`: stretches of examples that are near to each other, at once."""
         stretches = []
         for file, of_file in by_block(self._firsts, numbers):
-            far = np.flatnonzero(np.diff(of_file) > _NEAR) + 1
+            one = int(self.offsets(file)[-1]) // self.counts[file]  # about the size of an example
+            far = np.flatnonzero(np.diff(of_file) > max(1, min(_NEAR, _NEAR_BYTES // one))) + 1
             stretches += [(file, stretch) for stretch in np.split(of_file, far)]
         spans = [(file, int(stretch[0]), int(stretch[-1] - stretch[0]) + 1) for file, stretch in stretches]
         begins = itertools.accumulate((size for _, _, size in spans), initial=0)

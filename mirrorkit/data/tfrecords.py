@@ -120,20 +120,26 @@ class Records(OfReader):
         self._set(num_examples=self._num_examples)
 
     def _take_index(self, index: Mapping[str, Any]) -> None:
+        written = index["num_classes"]
+        if written is not None and is_whole(self.num_classes) and self.num_classes < written:
+            raise RecipeError(
+                f"num_classes={self.num_classes} was asked for, but the index of {self.source} says {written}. Leave "
+                "it out, or write the set again."
+            )
         self._set(
             files=tuple(entry["file"] for entry in index["shards"]),
             counts=tuple(entry["examples"] for entry in index["shards"]),
             compression=index["compression"],
             features=index["features"],
             _crcs=tuple(entry.get("crc32") for entry in index["shards"]),
-            num_classes=index["num_classes"] if self.num_classes is None else self.num_classes,
+            num_classes=written if self.num_classes is None else self.num_classes,
         )
         # arrays of one dtype and shape throughout: examples of one size
         self._read_by(self.counts, one_size=True)
 
     def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
         compression = _compression(files[0])
-        decode = self.decode or _image_decoder(files[0], compression, self.num_classes)
+        decode = self.decode or _image_decoder(files, compression, self.num_classes)
         self._set(files=tuple(files), compression=compression, features=None, decode=decode)
         self._read_by(_numbers(num_examples, files))
 
@@ -188,7 +194,10 @@ class Records(OfReader):
     @property
     def layout(self) -> object:
         """See `PreparedRecipe`."""
-        return self._reader.counts if self.shuffle else None
+        if not self.shuffle:
+            return None
+        # a compressed file is one block, whatever its size
+        return (self.compression, self.counts) if self.compression else self.counts
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -235,20 +244,23 @@ def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] |
     return tuple(map(int, numbers))
 
 
-def _image_decoder(file: str, compression: str, num_classes: int | None) -> Decode:
+def _image_decoder(files: Sequence[str], compression: str, num_classes: int | None) -> Decode:
+    first = None
     try:
-        first_length(file, compression)  # TensorFlow takes as much memory
-        first = first_record(file, compression)
-        image = None if first is None else tf.io.parse_single_example(first, _ENCODED)["image/encoded"]
-        shape = None if image is None else tf.io.decode_image(image).shape
+        for file in files:
+            first_length(file, compression)  # TensorFlow takes as much memory
+            if (first := first_record(file, compression)) is not None:
+                image = tf.io.parse_single_example(first, _ENCODED)["image/encoded"]
+                shape = tf.io.decode_image(image).shape
+                break
     except (tf.errors.OpError, DataError) as error:
         raise DataError(
             f"{file} is damaged or holds no image/encoded (JPEG or PNG) with image/class/label: "
             f"{reason(error).rstrip('.')}. Pass decode= for examples of another form; files of write_records need "
             "their index beside them."
         ) from error
-    if shape is None:
-        raise DataError(f"{file} holds no example.")
+    if first is None:
+        raise DataError(f"{files[0]} and the files beside it hold no example.")
 
     def decode(serialized: tf.Tensor) -> Any:
         example = tf.io.parse_single_example(serialized, _ENCODED)

@@ -102,3 +102,11 @@ def test_each_place_in_the_list_has_numbers_of_its_own():
 def test_bad_arguments_are_refused(make):
     with pytest.raises(RecipeError, match="was asked for"):
         make()
+
+
+def test_a_fill_that_pixels_cannot_hold_is_refused():
+    assert run(augment.cutout(40, fill=255)).min() == 255
+    assert run(augment.cutout(40, fill=-1), IMAGES.astype("float32")).max() == -1
+    for fill in (-1, 256, float("nan")):
+        with pytest.raises(RecipeError, match=rf"fill={fill}.*uint8"):
+            augment.cutout(4, fill=fill)(tf.constant(IMAGES), SEED)

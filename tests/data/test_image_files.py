@@ -146,6 +146,7 @@ def test_what_workers_compare(folder, tmp_path_factory):
         ({"labels": "folder"}, '"inferred"'),
         ({"labels": LABELS}, "labels .* a folder"),
         ({"class_names": ["a", "b"]}, "also has c"),
+        ({"class_names": ["a", "b", "c", "a"]}, "no two classes"),
         ({"class_names": "abc"}, "class_names .* list"),
         ({"class_names": ["a"], "labels": None}, "class_names .* labels"),
         ({"labels": None, "one_hot": True}, "one_hot"),

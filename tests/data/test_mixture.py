@@ -36,6 +36,17 @@ def test_each_set_has_its_share_and_goes_on_where_it_stopped(options, examples, 
         assert found.tolist() == own[: len(found)].tolist()
 
 
+def test_the_batches_of_small_sets_have_the_size_that_was_asked_for():
+    small = [data.batches(one.split, global_batch_size=64, shuffle=True) for one in (A, B)]
+    recipe = data.mix(dict.fromkeys(small, 1), examples_per_epoch=150)
+    assert recipe.global_batch_size == 64
+    assert [len(x) for x, _ in collect(recipe.dataset())] == list(recipe.batch_sizes()) == [64, 64, 22]
+    assert data.mix({recipe: 1}, examples_per_epoch=80).global_batch_size == 64
+    fewer = data.mix(dict.fromkeys(small, 1), examples_per_epoch=50)
+    assert (fewer.global_batch_size, fewer.steps_per_epoch) == (50, 1)
+    assert data.mix({fewer: 1}, examples_per_epoch=80).global_batch_size == 64
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_position_gives_what_the_whole_epoch_has_there(whole):
     recipe = data.mix({A: 2, numbers(100, 20): 1}, whole_batches=whole, examples_per_epoch=170, seed=2)
@@ -73,6 +84,7 @@ def test_where_the_sets_lie_together_is_drawn_evenly():
         ({A: 1, numbers(0, 60, one_hot=True): 1}, {}, "one form.*int64.*float32"),
         ({A: 1, data.batches(A.split, global_batch_size=20): 1}, {}, "found 20 and 10"),
         ({A: 1, B: 1}, {"whole_batches": True}, "14 examples.*drop_remainder"),
+        ({A: 1}, {"examples_per_epoch": 9, "drop_remainder": True}, "no batch would be left"),
         ({A: 1}, {"seed": -1}, "seed"),
         ({A: 1}, {"examples_per_epoch": 0}, "examples_per_epoch"),
     ],

@@ -34,6 +34,10 @@ def test_columns_are_chosen_by_name(tmp_path):
     np.testing.assert_array_equal(weight, np.arange(8) / 2)
     x, y = next(iter(data.parquet(tmp_path, y=["flag", "label"], **SIZE).dataset()))
     assert (sorted(x), sorted(y), y["flag"].dtype) == (["list", "number", "weight"], ["flag", "label"], tf.bool)
+    x, y, weight = next(iter(data.parquet(tmp_path, x=["flag"], y="flag", sample_weight="number", **SIZE).dataset()))
+    assert (x["flag"].dtype, y.dtype, weight.dtype) == (tf.bool, tf.int64, tf.float32)
+    x, *_, weight = next(iter(data.parquet(tmp_path, x="number", y="flag", sample_weight="number", **SIZE).dataset()))
+    assert (x.dtype, weight.dtype) == (tf.int64, tf.float32)
     mapped = data.parquet(
         tmp_path, y="label", one_hot=True, num_classes=7, map=lambda x, y: (x["list"] + 1, (y + 1) % 7), **SIZE
     )
@@ -87,6 +91,22 @@ def test_a_batch_has_rows_of_many_row_groups_in_a_drawn_order(tmp_path):
     assert all(len(set(batch // 20)) == 20 for batch in batches)
     within = {tuple(np.concatenate(batches)[np.concatenate(batches) // 20 == group] % 20) for group in range(20)}
     assert len(within) == 20, "each row group is shuffled in an order of its own"
+
+
+def test_the_order_in_words_tells_how_many_row_groups_are_read_side_by_side(tmp_path, monkeypatch):
+    write_tables(tmp_path, [200], 20, weight=lambda n: n / 2)
+
+    def told(**options):
+        recipe = data.parquet(tmp_path, x="number", y="label", shuffle=True, **options, **SIZE)
+        return recipe.order_in_words, recipe.order(0).tolist()
+
+    alone, same = told(), told(sample_weight="weight")
+    assert alone == same
+    monkeypatch.setattr(parquet_reading, "_OPEN", 2000)  # a larger row, fewer row groups in memory
+    fewer = [told(), told(sample_weight="weight")]
+    for one, other in ((alone, fewer[0]), fewer):
+        assert one[0] != other[0]
+        assert one[1] != other[1]
 
 
 def test_seed_and_epoch_draw_the_order_within_a_row_group(tmp_path):
@@ -297,7 +317,9 @@ def test_types_that_are_no_tensors_are_refused_by_name(tmp_path, value, kind):
 
 
 def test_labels_outside_the_classes_are_named(tmp_path):
-    write_tables(tmp_path, [20], below=lambda n: n - 3)
+    write_tables(tmp_path, [20], below=lambda n: n - 3, city=lambda n: ["a"] * len(n))
+    with pytest.raises(RecipeError, match=r"'city' of .*00\.parquet holds string"):
+        data.parquet(tmp_path, y="city", num_classes=5, **SIZE)
     for name, words in (("label", "'label' holds 5"), ("below", "'below' holds -3")):
         recipe = data.parquet(tmp_path, y=name, num_classes=5, **SIZE)
         with pytest.raises(tf.errors.InvalidArgumentError, match=rf"00\.parquet: .*{words}"):

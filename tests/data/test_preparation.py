@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from recipe_helpers import SPLIT, assert_same, assert_workers_read_the_same, collect, joined, write_images
 
-from mirrorkit import data
+from mirrorkit import data, fit
+from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError, DataError, RecipeError
 
 SMALL = SPLIT[:50]
@@ -201,6 +202,28 @@ def test_a_recipe_is_equal_to_itself_alone_and_cannot_be_changed():
     assert {one: 1, other: 2}[one] == 1
     with pytest.raises(AttributeError):
         one.global_batch_size = 4
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_a_label_that_map_puts_outside_the_classes_gives_no_row_of_zeros(label):
+    def moved(x, y):
+        return x, tf.where(y == 3, tf.constant(label, y.dtype), y)
+
+    options = {"global_batch_size": 50, "map": moved, "one_hot": True}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"labels .* below 10;.*{label}"):
+        collect(data.batches(SMALL, **options).dataset())
+    ((_, y),) = collect(data.resident(SMALL, **options).dataset())
+    np.testing.assert_array_equal(y, np.where(SMALL.labels[:, None] == 3, np.nan, data.one_hot(SMALL.labels, 10)))
+
+
+def test_a_fit_says_which_labels_it_cannot_make_one_hot(strategy_of):
+    with strategy_of("mirrored", 2).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    split = data.arrays(np.zeros((8, 2), np.float32), np.arange(8) % 3)
+    recipe = data.batches(split, global_batch_size=8, map=lambda x, y: (x, y + 3), one_hot=True)
+    with pytest.raises(DataError, match=r"one_hot=True needs labels .* below 3;.*3.*5"):
+        fit(model, recipe, verbose=0)
 
 
 def test_the_work_on_a_batch_is_done_in_its_order():

@@ -63,6 +63,12 @@ def test_a_map_makes_labels_of_dicts_with_text():
     assert set(x) == {2}
 
 
+class Labelled(np.ndarray):
+    """Has what tells a Series of pandas, which selects rows by their labels."""
+
+    iloc = None
+
+
 class NoLength:
     def __getitem__(self, number):
         return number
@@ -83,6 +89,7 @@ class NoLength:
         (([1, 2], [3, 4]), {}, "tuple.*must hold arrays"),
         ([np.zeros(3), np.zeros(3)], {}, "list of arrays"),
         ((np.zeros(3), np.zeros(4)), {}, "3, 4 examples"),
+        ({"x": (np.zeros(3), Labelled(3))}, {}, r"pandas .*to_numpy"),
         ([], {}, "no example"),
         ([1, 2], {"threads": 0}, "threads .* found 0"),
         ([1, 2], {"processes": 1.5}, r"processes .* found 1\.5"),

@@ -194,6 +194,21 @@ def test_examples_that_are_drawn_by_weights_are_read_by_their_numbers(tmp_path):
         data.records(tmp_path / "packed", decode=number_of, num_examples=20, global_batch_size=4, weights=np.ones(20))
 
 
+@pytest.mark.parametrize(("length", "most"), [(2, 32), (900, 17), (8000, 2), (100_000, 1)])
+def test_of_large_examples_little_is_read_that_lies_between(tmp_path, monkeypatch, length, most):
+    data.write_records(data.arrays(np.zeros((200, length), "uint8")), tmp_path, num_files=1)
+    recipe = data.records(tmp_path, global_batch_size=8)
+    held = []
+    of_spans = recipe._reader._of_spans
+    monkeypatch.setattr(recipe._reader, "_of_spans", lambda spans: held.extend(spans) or of_spans(spans))
+    for gap in (most, most + 1):
+        numbers = np.array([0, 1, 1 + gap])
+        held.clear()
+        (found,) = recipe._reader.read(numbers)
+        assert len(found) == 3
+        assert [size for *_, size in held] == ([2 + gap] if gap == most else [2, 1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_an_epoch_goes_on_within_a_block(tmp_path, compression):

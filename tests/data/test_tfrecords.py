@@ -101,6 +101,36 @@ def test_files_from_elsewhere(foreign):
     assert_workers_read_the_same(data.records(foreign, global_batch_size=10, shuffle=True), 0, 3, 4, 1)
 
 
+@both
+def test_a_first_file_without_examples_tells_nothing(foreign):
+    packed = data.records(foreign, global_batch_size=20).compression
+    write_foreign(foreign / "train-00000-of-00002.tfrecord", SPLIT.images[:0], SPLIT.labels[:0], gzip=bool(packed))
+    recipe = data.records(foreign, global_batch_size=20)
+    assert recipe.counts == (0, 33)
+    np.testing.assert_array_equal(joined(collect(recipe.dataset()))[1], SPLIT.labels[20:])
+    write_foreign(foreign / "train-00001-of-00002.tfrecord", SPLIT.images[:0], SPLIT.labels[:0], gzip=bool(packed))
+    with pytest.raises(DataError, match="hold no example"):
+        data.records(foreign, global_batch_size=20)
+
+
+def test_fewer_classes_than_were_written_are_refused(tmp_path):
+    data.write_records(data.arrays(np.zeros((9, 2)), np.arange(9)), tmp_path)
+    with pytest.raises(RecipeError, match=r"num_classes=3 .* says 9"):
+        data.records(tmp_path, global_batch_size=8, num_classes=3, one_hot=True)
+    assert data.records(tmp_path, global_batch_size=8, num_classes=12).num_classes == 12
+
+
+def test_the_order_in_words_tells_compressed_files_from_others(tmp_path):
+    recipes = []
+    for gzip in (False, True):
+        data.write_records(data.arrays(np.arange(512)), tmp_path / str(gzip), num_files=4, gzip=gzip)
+        recipes.append(data.records(tmp_path / str(gzip), global_batch_size=32, shuffle=True))
+    plain, packed = recipes
+    assert plain.order(0).tolist() != packed.order(0).tolist()
+    assert plain.order_in_words != packed.order_in_words
+    assert plain.as_written().order_in_words == packed.as_written().order_in_words
+
+
 def test_files_from_elsewhere_with_a_decode_of_ones_own(foreign):
     def decode(serialized):
         spec = {"image/class/label": tf.io.FixedLenFeature([], tf.int64)}
