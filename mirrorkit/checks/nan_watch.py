@@ -35,7 +35,7 @@ class NanWatch(LoopCallback):
     changes between reads, the problem may not occur again, and the error says so.
 
     Args:
-        every: training steps from one copy to the next; at most this many are trained again.
+        every: training steps from one copy to the next, rounded up to the end of a call; so many are trained again.
 
     Raises:
         NonFiniteLossError: during training, in place of the loop's own error.

@@ -21,6 +21,9 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(70, 3)).astype("float32"), RNG.normal(size=(70, 2)).astype("float32")
 
 
+PADDED = np.concatenate([X[:8], np.zeros((8, 3), "float32"), X[:9]])  # of a batch, the second worker has zeros alone
+
+
 class Pieces(keras.utils.PyDataset):
     def __len__(self) -> int:
         return 3
@@ -58,6 +61,9 @@ def asked(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     found["seed"] = mk.fit(model, X, Y, verbose=0).report.seed
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 1))
     found["epochs"] = mk.fit(model, X, Y, epochs=9, callbacks=[stop][: mk.strategy.is_chief(strategy)], verbose=0).epoch
+    for _ in range(2):
+        found["padded"] = mk.predict(model, PADDED, batch_size=16, verbose=0)
+    found["expected"] = model(PADDED).numpy()
     found["batches"] = []
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: found["batches"].append(batch))
     mk.fit(model, X, Y, batch_size=16, callbacks=[look][: mk.strategy.is_chief(strategy)], verbose=0)
@@ -75,6 +81,11 @@ def test_workers_give_what_keras_gives_on_one_device(found: list[dict[str, Any]]
         tf.nest.map_structure(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), worker["trained"], expected
         )
+
+
+def test_a_worker_whose_rows_are_all_alike_predicts(found: list[dict[str, Any]]) -> None:
+    for worker in found:
+        np.testing.assert_allclose(worker["padded"], worker["expected"], rtol=1e-5, atol=1e-6)
 
 
 def test_workers_agree_on_the_order(found: list[dict[str, Any]]) -> None:

@@ -102,6 +102,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     "steps of arrays": (plain, lambda fit: fit(X, Y, batch_size=16, epochs=2, steps_per_epoch=2, shuffle=False)),
     "steps alone": (plain, lambda fit: fit(X, Y, epochs=2, steps_per_epoch=3, shuffle=False)),
     "PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, shuffle=False, validation_data=Batches())),
+    "steps of a PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, steps_per_epoch=2, shuffle=False)),
     "generator": (plain, lambda fit: fit(generator(), epochs=2, steps_per_epoch=4)),
     "class weights": (
         of_classes,

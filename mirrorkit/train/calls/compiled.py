@@ -78,9 +78,9 @@ class Calls:
         if data.steps is None:
             if accumulate > 1:
                 raise StepError(
-                    f"accumulate={accumulate} needs data of known length, so that the last update is complete. Give "
-                    "steps_per_epoch, or say how many batches there are: dataset.apply("
-                    "tf.data.experimental.assert_cardinality(n))."
+                    f"accumulate={accumulate} needs data of known length, so that the last update is complete. Say how "
+                    "many batches there are, dataset.apply(tf.data.experimental.assert_cardinality(n)), or give "
+                    "dataset.repeat() and steps_per_epoch."
                 )
             function = self._trace(what, data, None)
             with explained_call(data, place):

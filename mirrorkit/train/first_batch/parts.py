@@ -67,7 +67,7 @@ def compare_parts(step: Supervised | KerasStep, batch: Batch, what: FirstOf, *, 
         model, least = step.trained, FEW
         batch, numbers = _taken_apart(step, batch, what)
     to_see = functools.partial(rows_to_see, numbers=numbers, least=least)
-    parts = batch if what == "predict" else rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
+    parts = rows_of_chief(step.strategy, batch, to_see(size_of(batch)))
     if parts is None:  # and so would those of the next batch be
         return True
     rows = spread(parts, to_see(size_of(parts)))

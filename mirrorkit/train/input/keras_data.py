@@ -88,6 +88,11 @@ class PyBatches(Recipe):
         """The shapes and dtypes of a batch."""
         return self._spec
 
+    @property
+    def order_in_words(self) -> str:
+        """See `Recipe`."""
+        return f"{self.steps_per_epoch} batches of a PyDataset, " + (f"seed={self._seed}" * self._shuffle or "in order")
+
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
@@ -104,6 +109,48 @@ class PyBatches(Recipe):
 
         made = tf.data.Dataset.from_generator(read, output_signature=self._spec)
         return made.apply(tf.data.experimental.assert_cardinality(len(numbers))).prefetch(tf.data.AUTOTUNE)
+
+
+class CarriedOn(Recipe):
+    """Epochs of so many batches of a recipe; each goes on where the one before ended, as in Keras's `fit`.
+
+    Attributes:
+        first_epoch: that of the fit, which begins with the recipe's first batch.
+    """
+
+    global_batch_size = num_examples = None  # type: ignore[assignment]  # one of them may be smaller
+    first_epoch = 0
+
+    def __init__(self, recipe: Recipe, steps: int) -> None:
+        self._recipe, self._steps = recipe, steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches."""
+        return self._steps
+
+    @property
+    def element_spec(self) -> Spec:
+        """The shapes and dtypes of a batch."""
+        return self._recipe.element_spec
+
+    @property
+    def order_in_words(self) -> str:
+        """See `Recipe`."""
+        examples, size = self._recipe.num_examples, self._recipe.global_batch_size
+        of = "" if examples is None else f"{examples} examples in batches of {size}, "
+        return f"{of}{self._recipe.order_in_words}, {self._steps} steps per epoch"
+
+    def dataset(
+        self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The batches `start`, `start + 1`, ... of `epoch`."""
+        done, left = (epoch - self.first_epoch) * self._steps + start, self._steps - start
+        whole, skipped = divmod(done, self._recipe.steps_per_epoch)
+        found = self._recipe.dataset(self.first_epoch + whole, skipped)
+        for later in range(whole + 1, -(-(done + left) // self._recipe.steps_per_epoch)):
+            found = found.concatenate(self._recipe.dataset(self.first_epoch + later))
+        return found.take(left)
 
 
 def data_of_fit(
@@ -127,13 +174,12 @@ def data_of_fit(
                 "validation_split needs arrays, and no validation_data: it takes the last examples of x and y."
             )
         train, validation = _split(train, validation_split)
-    takes_order = are_arrays(x) or isinstance(x, keras.utils.PyDataset)
-    if shuffle and not takes_order:
+    if shuffle and not takes_order(x):
         raise StepError(
             "shuffle goes with arrays and PyDatasets. Shuffle the data: dataset.shuffle(...), or mk.data.batches(..., "
             "shuffle=True)."
         )
-    if takes_order and shuffle is not False:
+    if takes_order(x) and shuffle is not False:
         if seed is None:  # NumPy's generator, which keras.utils.set_random_seed sets; on all workers the chief's
             seed = int(of_all_workers(strategy, np.random.randint(2**31))[0])
         seed = whole_number("seed", seed, StepError, least=0)
@@ -145,6 +191,11 @@ def data_of_fit(
         size = validation_batch_size or (batch_size if are_arrays(parts[0]) else None)
         validation = keras_data(strategy, *parts, batch_size=size, steps=validation_steps)
     return data, validation, seed
+
+
+def takes_order(x: Any) -> bool:
+    """Whether a fit shuffles it, and goes on with it from epoch to epoch where the steps of one are given."""
+    return are_arrays(x) or isinstance(x, keras.utils.PyDataset)
 
 
 def are_arrays(x: Any) -> bool:

@@ -233,6 +233,7 @@ def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Re
     """
     given, position = _flat(callbacks), loop.position
     model.history.history = position.history
+    model.history.epoch = list(range(position.first_epoch, position.epoch))  # none of a fit that begins
     is_saved = restored is not None or any(isinstance(callback, Checkpoints) for callback in given)
     own = [callback for callback in hooks.callbacks if is_saved and any(callback is one for one in given)]
     states = CallbackStates(own, position.history, tells=is_chief(loop.strategy))
@@ -252,9 +253,10 @@ def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, *due
     number, stop, *others = arrays_of_all_workers(strategy, np.array(own, float)).max(axis=0)
     model.stop_training = bool(stop)
     if number:
-        for callback in hooks.callbacks:
-            if isinstance(callback, LoopCallback):
-                callback.on_stop_signal(int(number))
+        with contextlib.ExitStack() as leaving:  # each one saves, though the first one raises
+            for callback in reversed(hooks.callbacks):
+                if isinstance(callback, LoopCallback):
+                    leaving.callback(callback.on_stop_signal, int(number))
     return others
 
 

@@ -60,6 +60,8 @@ class Fit:
         while max(position.epoch, position.ended) < epochs and not has_stopped:
             epoch = position.epoch
             call_epoch_begin(self.hooks, position, step, self.states)
+            if position.batch:  # within an epoch a stop counts at once, so all workers must know of it
+                agree_to_stop(self.strategy, step.model, self.hooks)
             logs = self._epoch()
             if self.validation.comes_after(epoch):
                 logs |= self.validation.logs(self.passes, self.hooks)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mirrorkit._types import ConcreteFunction, KerasCallback, Nest, Spec
 from mirrorkit.arguments import checks_arguments, whole_number
+from mirrorkit.data import Recipe
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import chosen, is_chief, is_parameter_server, of_all_workers
 from mirrorkit.timing import Throughput
@@ -18,7 +19,7 @@ from mirrorkit.train.checkpoints import Restored, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.input.keras_data import Data, are_arrays, data_of_fit, keras_data
+from mirrorkit.train.input.keras_data import CarriedOn, Data, data_of_fit, keras_data, takes_order
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.loop.callbacks import (
     begin_states,
@@ -195,7 +196,7 @@ class Loop:
             )
         epochs = whole_number("epochs", epochs, StepError, least=0)
         initial_epoch = whole_number("initial_epoch", initial_epoch, StepError, least=0)
-        is_of_arrays = are_arrays(data)
+        carries_on = steps_per_epoch is not None and takes_order(data)
         data, validation_data, seed = data_of_fit(
             self.strategy,
             (data, y, sample_weight),
@@ -208,9 +209,8 @@ class Loop:
             shuffle=shuffle,
             seed=seed,
         )
-        if is_of_arrays and steps_per_epoch is not None:  # then the next epoch goes on where the last one stopped
-            epochs_of_data = -(-steps_per_epoch * (epochs - initial_epoch) // data.steps_per_epoch)
-            data = data.epochs(max(1, epochs_of_data), first=initial_epoch)
+        if carries_on and isinstance(data, Recipe):  # and no generator
+            data = CarriedOn(data, whole_number("steps_per_epoch", steps_per_epoch, StepError))
         passes, training = self._reads(data, "train", class_weight, steps=steps_per_epoch, carry_on=True)
         step, model = passes.step, passes.step.model
         if validation_data is not None:
@@ -249,6 +249,8 @@ class Loop:
                 finite = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 states = begin_states(self, model, hooks, callbacks, self._restored)
                 training.first_epoch, self._restored = position.first_epoch, None
+                if isinstance(data, CarriedOn):
+                    data.first_epoch = position.first_epoch
                 self.running = Fit(
                     self.strategy, passes, position, training, validation, hooks, states, finite, report, each_step
                 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.strategy import is_parameter_server, require_same
+from mirrorkit.strategy import is_parameter_server, of_all_workers, require_same
 from mirrorkit.train.calls.compiled import Calls
 from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.calls.length import CallLength
@@ -50,6 +50,7 @@ class Passes:
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
         totals, done = self.zeros("test"), 0
         self.step.begin("test")
+        self.step.model.stop_evaluating = False
         hooks.on_test_begin()
         while done != data.steps:
             hooks.on_test_batch_begin(done)
@@ -60,6 +61,8 @@ class Passes:
             done += result.steps
             hooks.on_test_batch_end(done - 1, self.logs(totals, "test"))
             leave_on_signal(self._strategy, self.step.model, hooks)
+            if max(of_all_workers(self._strategy, bool(self.step.model.stop_evaluating))):
+                break
         require_examples(done, int(totals[EXAMPLES]))
         logs = self.logs(totals, "test")
         hooks.on_test_end(logs)

@@ -321,7 +321,7 @@ class Step:
 
         Returns:
             A nest of float tensors: summed gradients, layer state weighted by the number of examples, totals. Nests of
-            several batches can be added up before `update`.
+            several batches can be added up before `update`, of a step with `accumulate`.
         """
         step = self._require_built()
         step.require("train")

@@ -69,6 +69,14 @@ def test_a_signal_in_the_last_call_is_not_lost_and_the_exit_code_is_the_schedule
     assert names(tmp_path) == saved_at(5)
 
 
+def test_each_of_two_savers_saves_at_a_signal(fresh: Any, recipe: Any, tmp_path: Path) -> None:
+    """The last one restores, and must not hold an older checkpoint."""
+    savers = [mk.train.Checkpoints(tmp_path / "often", every=1), mk.train.Checkpoints(tmp_path / "epochs")]
+    with pytest.raises(SystemExit):
+        fresh.fit(recipe, callbacks=[*savers, send(signal.SIGTERM, "on_train_batch_end", at=2)], verbose=0)
+    assert names(tmp_path / "often")[-1] == names(tmp_path / "epochs")[-1]
+
+
 def test_a_second_ctrl_c_interrupts_at_once(fresh: Any, recipe: Any, tmp_path: Path) -> None:
     twice = [send(signal.SIGINT, "on_train_batch_begin", at=0) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from checkpoint_helpers import bits, break_off, check_resumed, names, saved_at, spoil
 from step_helpers import Line
 from table_helpers import SIZE, UNEVEN, WIDTH, batches, net, words
-from training_helpers import as_new, largest_difference, line_net, plain_dataset, sequential, values_of
+from training_helpers import as_new, largest_difference, line_net, plain_dataset, sequential, set_values, values_of
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -65,6 +65,40 @@ def test_a_users_dataset_is_skipped_to_the_position(
     data, ends = plain_dataset(*numbers, batch=12), 4 + initial_epoch
     options = {"epochs": ends, "initial_epoch": initial_epoch, "steps_per_epoch": 3}
     check_resumed(line, data, tmp_path, every=2, at=[9], **options)
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[name-defined, misc]
+    """Five batches of arrays."""
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        super().__init__()
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, ...]:
+        return tuple(array[12 * number : 12 * number + 12] for array in self.arrays)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "PyDataset"])
+def test_epochs_that_go_on_from_one_to_the_next(kind: str, line: Any, numbers: Any, tmp_path: Path) -> None:
+    """A run that is resumed need not be asked with the same epochs, and their order must be the same within one."""
+    x, y = numbers
+    data, of_data = (x, {"y": y, "batch_size": 12}) if kind == "arrays" else (Batches(x, y), {})
+    options: dict[str, Any] = {**of_data, "steps_per_epoch": 3, "verbose": 0}
+    start = values_of(line)
+    line.fit(data, seed=1, epochs=4, **options)
+    expected = bits(line)
+    set_values(line, start)
+    break_off(line, data, mk.train.Checkpoints(tmp_path, every=1), at=8, seed=1, epochs=3, **of_data, steps_per_epoch=3)
+    with pytest.raises(CheckpointError, match=r"seed=1.*seed=2"):
+        line.fit(data, seed=2, epochs=3, callbacks=[mk.train.Checkpoints(tmp_path)], **options)
+    again = [mk.train.Checkpoints(tmp_path)]
+    report = line.fit(data, seed=1, epochs=4, initial_epoch=2, callbacks=again, **options)
+    assert bits(line) == expected
+    assert len(report.history["loss"]) == 4
+    assert line.step.model.history.epoch == [0, 1, 2, 3]
 
 
 def test_accumulation_is_never_cut(make_loop: Any, recipe: Any, tmp_path: Path) -> None:

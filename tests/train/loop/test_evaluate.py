@@ -39,6 +39,23 @@ def test_predict_takes_inputs_alone_and_pads_nothing(fixed_line: Any, numbers: A
     assert len(loop.predict(endless, steps=3)) == 12
 
 
+def test_a_callback_ends_an_evaluation(fixed_line: Any, numbers: Any) -> None:
+    """As in Keras, and the next one is whole."""
+    loop = fixed_line(("one_device", 1))
+    ended: list[int] = []
+
+    def stop(batch: int, logs: Any = None) -> None:
+        ended.append(batch)
+        loop.step.model.stop_evaluating = True
+
+    data = plain_dataset(*numbers, batch=12)
+    logs = loop.evaluate(data, callbacks=[keras.callbacks.LambdaCallback(on_test_batch_end=stop)])
+    (last,) = ended
+    assert last < 4
+    assert logs == loop.evaluate(plain_dataset(*(array[: 12 * (last + 1)] for array in numbers), batch=12))
+    assert logs != loop.evaluate(data)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_an_output_that_is_one_number_is_named(first: bool, make_loop: Any, numbers: Any) -> None:
     def net() -> Any:

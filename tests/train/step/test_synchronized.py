@@ -145,13 +145,41 @@ def test_means_over_what_a_mask_leaves_in_the_first_trace_of_a_custom_loop(make_
         data = strategy.experimental_distribute_dataset(data)
 
         @tf.function(input_signature=[data.element_spec])
-        def train(batch: Any, strategy: Any = strategy, step: Any = step) -> Any:
+        def trained(batch: Any, strategy: Any = strategy, step: Any = step) -> Any:
             return step.update(strategy, strategy.run(step.compute, args=(batch,)))
 
         for batch in data:
-            train(batch)
+            trained(batch)
         found.append(step.model.get_weights())
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=["1", "2"])
+def test_batches_of_two_sizes_that_a_custom_loop_adds_up(where: tuple[str, int], make_loop: Any) -> None:
+    """The update of both, with `accumulate`: Keras's of the examples in one batch."""
+
+    def net() -> Any:
+        return sequential((4,), L.Dense(1))
+
+    loop = make_loop(where, net, _sgd, accumulate=2)
+    x, y = np.random.default_rng(0).normal(size=(2, 18, 4)).astype("float32")
+    twin = keras_twin(net, loop)
+    twin.compile(_sgd(), "mse")
+    twin.train_on_batch(x, y[:, :1])
+    strategy, step = loop.strategy, loop.step
+    step.build(strategy)
+    parts = [tuple(map(tf.constant, (x[rows], y[rows, :1]))) for rows in (slice(12), slice(12, 18))]
+
+    @tf.function
+    def trained(*batches: Any) -> Any:
+        def summed() -> Any:
+            one, other = (step.compute(HostBatch(batch).rows()) for batch in batches)
+            return tf.nest.map_structure(tf.add, one, other)
+
+        return step.update(strategy, strategy.run(summed))
+
+    trained(*parts)
+    np.testing.assert_allclose(step.model.get_weights()[0], twin.get_weights()[0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("whose", ["loop", "user"])
