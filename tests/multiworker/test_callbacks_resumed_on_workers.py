@@ -82,18 +82,43 @@ def run(strategy: tf.distribute.Strategy, folder: Path, name: str, at: int = 0) 
     return remembered, report.history, [value.tolist() for value in model.get_weights()]
 
 
+class Stops(keras.callbacks.Callback):
+    """Stops the training as an epoch begins."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = True
+
+
+def stopped(strategy: tf.distribute.Strategy, folder: Path) -> int:
+    """How many epochs a run has trained in that goes on within one, where the second worker alone wants to stop."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    loop = mk.train.Loop(strategy, mk.train.Step.from_compiled(model), steps_per_call=1)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    options: dict[str, Any] = {"y": x[:, :1], "batch_size": 8, "seed": 1, "epochs": 2, "verbose": 0}
+    with pytest.raises(Interrupted):
+        loop.fit(x, callbacks=[mk.train.Checkpoints(folder / "stopped", every=1), Break(3)], **options)
+    stops = [Stops()][: not mk.strategy.is_chief(strategy)]
+    return len(loop.fit(x, callbacks=[mk.train.Checkpoints(folder / "stopped"), *stops], **options).epochs)
+
+
 def asked(strategy: tf.distribute.Strategy, folder: Path) -> Any:
-    """The whole run, and one broken off three times."""
+    """The whole run, and one broken off three times; how many epochs follow in one that is stopped."""
     whole = run(strategy, folder, "whole")
     for at in (3, 9, 6):
         with pytest.raises(Interrupted):
             run(strategy, folder, "broken", at)
-    return whole, run(strategy, folder, "broken")
+    return whole, run(strategy, folder, "broken"), stopped(strategy, folder)
+
+
+def test_a_worker_that_stops_as_a_resumed_epoch_begins_stops_all(found: Any) -> None:
+    assert [epochs for *_, epochs in found] == [0, 0]
 
 
 def test_two_workers_decide_as_where_nothing_was_interrupted(found: Any) -> None:
     assert len(found) == 2
-    for whole, resumed in found:
+    for whole, resumed, _ in found:
         assert resumed == whole
         epochs = len(whole[1]["loss"])
         assert epochs < 20

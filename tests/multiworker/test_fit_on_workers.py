@@ -39,6 +39,8 @@ def trained(model: Any, fit: Any, evaluate: Any, predict: Any) -> list[Any]:
     fits = [
         fit(model, X, Y, batch_size=16, validation_split=0.3, **asked),
         fit(model, Pieces(), **asked),
+        fit(model, X, Y, batch_size=16, steps_per_epoch=2, **asked),
+        fit(model, Pieces(), steps_per_epoch=1, **asked),
         fit(model, dataset, validation_data=(X[:20], Y[:20]), verbose=0),
     ]
     results = evaluate(model, X, Y, verbose=0)

@@ -100,6 +100,10 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "dataset": (plain, lambda fit: fit(dataset(), epochs=2, validation_data=dataset(), shuffle=False)),
     "steps of arrays": (plain, lambda fit: fit(X, Y, batch_size=16, epochs=2, steps_per_epoch=2, shuffle=False)),
+    "steps from a later epoch on": (
+        plain,
+        lambda fit: fit(X, Y, batch_size=16, initial_epoch=1, epochs=3, steps_per_epoch=2, shuffle=False),
+    ),
     "steps alone": (plain, lambda fit: fit(X, Y, epochs=2, steps_per_epoch=3, shuffle=False)),
     "PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, shuffle=False, validation_data=Batches())),
     "steps of a PyDataset": (plain, lambda fit: fit(Batches(), epochs=2, steps_per_epoch=2, shuffle=False)),
@@ -127,7 +131,7 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "weights of both": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, shuffle=False, sample_weight=WEIGHT)),
 }
-FAST = ("arrays", "split", "steps alone", "steps of arrays")
+FAST = ("arrays", "split", "steps alone", "steps of arrays", "steps from a later epoch on")
 
 
 def twins(net: Callable[[], Any], strategy: tf.distribute.Strategy) -> tuple[Any, Any]:

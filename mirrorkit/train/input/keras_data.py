@@ -141,10 +141,17 @@ class CarriedOn(Recipe):
         of = "" if examples is None else f"{examples} examples in batches of {size}, "
         return f"{of}{self._recipe.order_in_words}, {self._steps} steps per epoch"
 
+    @property
+    def order_version(self) -> int:
+        """See `Recipe`."""
+        return self._recipe.order_version
+
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
         """The batches `start`, `start + 1`, ... of `epoch`."""
+        # `done` and `left` count batches: since the fit began, and to the end of this epoch. They are `whole` epochs of
+        # the recipe and `skipped` batches of the next one; that one, and as many as follow, give what is left.
         done, left = (epoch - self.first_epoch) * self._steps + start, self._steps - start
         whole, skipped = divmod(done, self._recipe.steps_per_epoch)
         found = self._recipe.dataset(self.first_epoch + whole, skipped)
