@@ -230,7 +230,8 @@ class PureRuns:
 
         def of_part(rows: Nest) -> ShardSums:
             if not is_whole:
-                return functions.shard_sums(what, values, rows, _FIRST, count)
+                sums = functions.shard_sums(what, values, rows, _FIRST, count)
+                return sums._replace(gradients=[small(functions, sums.gradients[0])])
             seeded = functions.state.seeded(values.state, _FIRST)
             ran = functions.run("train", values, seeded, rows, _FIRST, count)
             totals = functions.totals.of(ran, ran.scope.share.fraction)
@@ -243,9 +244,10 @@ class PureRuns:
             found: list[ShardSums] = in_parts(of_part)
             loss = tf.add_n(minimized) if is_whole else None
         totals = tf.add_n([one.totals for one in found])
-        of_parts = [tape.gradient(loss, values.weights)] if is_whole else [one.gradients[0] for one in found]
-        by_weight = zip(*[small(functions, one) for one in of_parts], strict=True)
-        sums = [tf.add_n(gradients) for gradients in by_weight]
+        of_parts = (
+            [small(functions, tape.gradient(loss, values.weights))] if is_whole else [one.gradients[0] for one in found]
+        )
+        sums = [tf.add_n(gradients) for gradients in zip(*of_parts, strict=True)]
         means = [one / tf.cast(totals[DIVISOR], one.dtype) for one in sums]
         return means, _state(functions, values.state, [one.state for one in found], totals), totals
 
