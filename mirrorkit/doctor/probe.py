@@ -1,6 +1,6 @@
 """What needs TensorFlow: a child process imports it, looks for GPUs and computes on every device.
 
-Run as a module it is that child: its answer is the last line of stdout, and TensorFlow's log is stderr.
+Run as a module it is that child: its answer is a line of stdout, and TensorFlow's log is stderr.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mirrorkit.errors import MirrorkitError
 from mirrorkit.subprocesses import with_mirrorkit
 
 SECONDS = 60.0  # for the child to answer
+_ANSWER = "answer: "  # what its line begins with: TensorFlow's plugins may print too
 _REINSTALL = "pip install --force-reinstall tensorflow"
 _HANGS = (
     "Does a driver (try nvidia-smi) or a network file system hang, or does TensorFlow compile for a GPU that is newer "
@@ -53,7 +54,8 @@ def devices(require: str | None, *, workers_here: int) -> Iterator[Finding]:
         lines = [f"the process that loads TensorFlow ended with {error.returncode}", *error.stderr.splitlines()[-5:]]
         yield Finding("devices", "failure", "\n".join(lines), _DIED)
     else:
-        answer = json.loads(child.stdout.splitlines()[-1])
+        (line,) = (line for line in child.stdout.splitlines() if line.startswith(_ANSWER))
+        answer = json.loads(line.removeprefix(_ANSWER))
         yield from (Finding(**finding) for finding in answer["findings"])
         if answer["gpus"] is not None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -64,7 +66,8 @@ def devices(require: str | None, *, workers_here: int) -> Iterator[Finding]:
 def main() -> None:
     """Print the answer of the child process: findings, and facts about GPUs, or null where TensorFlow does not load."""
     findings, facts = _answer(json.loads(sys.argv[1]))
-    print(json.dumps({"findings": [asdict(finding) for finding in findings], "gpus": facts and asdict(facts)}))
+    answer = {"findings": [asdict(finding) for finding in findings], "gpus": facts and asdict(facts)}
+    print(f"\n{_ANSWER}{json.dumps(answer)}")  # behind what was printed without the end of a line
 
 
 def _answer(require: str | None) -> tuple[list[Finding], gpus.Facts | None]:

@@ -49,7 +49,8 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_tensorflow_that_does_not_load_is_named_in_time(distribution, monkeypatch, case):
     code, found, cure = BROKEN[case]
-    distribution("tensorflow", "2.21.0", code=f"print('noise'); {code}")
+    noise = "import atexit; atexit.register(print, 'more'); print('noise', end='')"
+    distribution("tensorflow", "2.21.0", code=f"{noise}; {code}")
     if case == "hangs":
         monkeypatch.setattr(probe, "SECONDS", 0.5)
     start = time.monotonic()

@@ -74,14 +74,14 @@ class LayerState:
         """Return what one shard adds: value, or advance of an integer, times its examples.
 
         None stands for what is not sent: seeds, and what the pass left alone (frozen layers, say). `examples` is the
-        number of examples, a float32 scalar.
+        number of examples, a scalar.
         """
         changed = [
             None if stays or after is before else advance(before, after)
             for stays, before, after in zip(self._stays, old, new, strict=True)
         ]
         return [
-            None if value is None else tf.ensure_shape(value * examples, variable.shape)
+            None if value is None else tf.ensure_shape(value * tf.cast(examples, value.dtype), variable.shape)
             for variable, value in zip(self.variables, changed, strict=True)
         ]
 
@@ -112,15 +112,21 @@ def operations_of(values: Sequence[tf.Tensor]) -> set[tf.Operation]:
 
 def advance(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
     """Return of a variable that was assigned what is to be averaged: its value, or the advance of an integer."""
-    return tf.cast(after if after.dtype.is_floating else _integer(after) - _integer(before), tf.float32)
+    value = after if after.dtype.is_floating else _integer(after) - _integer(before)
+    return tf.cast(value, summed_as(after.dtype))
 
 
 def combined(old: tf.Tensor, total: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
     """Return the new value from each shard's `advance` times its examples, and the examples, added up."""
-    mean = tf.math.divide_no_nan(total, examples)
+    mean = tf.math.divide_no_nan(total, tf.cast(examples, total.dtype))
     if not old.dtype.is_floating:
         mean = _integer(old) + tf.cast(tf.round(mean), _integer(old).dtype)
     return tf.cast(mean, old.dtype)
+
+
+def summed_as(dtype: tf.DType) -> tf.DType:
+    """Return the dtype in which sums over replicas lose nothing that one of these numbers holds."""
+    return tf.float32 if dtype in (tf.float32, tf.float16, tf.bfloat16, tf.bool) else tf.float64
 
 
 def _integer(value: tf.Tensor) -> tf.Tensor:

@@ -243,16 +243,20 @@ def begin_states(loop: Any, model: Any, hooks: Any, callbacks: Any, restored: Re
     return states
 
 
-def agree_to_stop(strategy: tf.distribute.Strategy, model: Any, hooks: Any, *due: bool) -> Any:
+def agree_to_stop(
+    strategy: tf.distribute.Strategy, model: Any, hooks: Any, *due: bool, before: Callable[[], None] = lambda: None
+) -> Any:
     """Let all workers stop when a callback of one of them wants to, or when one has received a signal.
 
     A clock, say, differs between them, and a worker that stopped alone would leave the others waiting for it. Returns
-    for all else that may be `due` whether it is so on one of them: 1 or 0. All of it travels in one message.
+    for all else that may be `due` whether it is so on one of them: 1 or 0. All of it travels in one message. `before`
+    is called before the run is saved and left.
     """
     own = [max(_stop_signals(hooks), default=0), bool(model.stop_training), *due]
     number, stop, *others = arrays_of_all_workers(strategy, np.array(own, float)).max(axis=0)
     model.stop_training = bool(stop)
     if number:
+        before()
         with contextlib.ExitStack() as leaving:  # each one saves, though the first one raises
             for callback in reversed(hooks.callbacks):
                 if isinstance(callback, LoopCallback):
@@ -273,10 +277,12 @@ def end_training(strategy: tf.distribute.Strategy, step: LoopStep, hooks: Any, l
     leave_on_signal(strategy, step.model, hooks)
 
 
-def leave_on_signal(strategy: tf.distribute.Strategy, model: Any, hooks: Any) -> None:
+def leave_on_signal(
+    strategy: tf.distribute.Strategy, model: Any, hooks: Any, *, before: Callable[[], None] = lambda: None
+) -> None:
     """Agree where nothing else makes the workers agree, if a callback catches signals."""
     if _stop_signals(hooks):
-        agree_to_stop(strategy, model, hooks)
+        agree_to_stop(strategy, model, hooks, before=before)
 
 
 def _stop_signals(hooks: Any) -> list[int]:

@@ -17,6 +17,7 @@ from mirrorkit.train.input.input import Input
 from mirrorkit.train.loop.callbacks import leave_on_signal
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
+from mirrorkit.variables import Snapshot
 
 EXAMPLES = 0  # index into a step's totals
 
@@ -40,15 +41,19 @@ class Passes:
         self.later = LaterChecks(step)
         self.length = (RemoteCallLength if remote else CallLength)(strategy, steps_per_call, step.accumulate)
 
-    def test(self, data: Input, hooks: Any, *, averaged: bool = False) -> dict[str, Any]:
-        """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs."""
+    def test(self, data: Input, hooks: Any, *, averaged: bool = False, within: bool = False) -> dict[str, Any]:
+        """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs.
+
+        `within` says that it is in the middle of an epoch, whose metrics go on after it.
+        """
         if averaged:
             with self.step.averaged():
-                return self.test(data, hooks)
+                return self.test(data, hooks, within=within)
         self.step.prepare(data.element_spec, "test")
         self.check_labels(data)
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
         totals, done = self.zeros("test"), 0
+        of_epoch = Snapshot(self.step.of_epoch if within else [])
         self.step.begin("test")
         self.step.model.stop_evaluating = False
         hooks.on_test_begin()
@@ -60,12 +65,13 @@ class Passes:
             totals = result.totals
             done += result.steps
             hooks.on_test_batch_end(done - 1, self.logs(totals, "test"))
-            leave_on_signal(self._strategy, self.step.model, hooks)
+            leave_on_signal(self._strategy, self.step.model, hooks, before=of_epoch.put_back)
             if max(of_all_workers(self._strategy, bool(self.step.model.stop_evaluating))):
                 break
         require_examples(done, int(totals[EXAMPLES]))
         logs = self.logs(totals, "test")
         hooks.on_test_end(logs)
+        of_epoch.put_back()
         return logs
 
     def check_labels(self, data: Input) -> None:

@@ -20,7 +20,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.optim import Joined, functional_apply, trainable_variables
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import graph_of_now
-from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow
+from mirrorkit.train.keras_model.layer_state import advance, combined, some_follow, summed_as
 from mirrorkit.train.reduce.reduction import all_reduce
 from mirrorkit.train.reduce.tracing import TraceOnce
 from mirrorkit.train.reduce.transforms import Transforms
@@ -161,7 +161,7 @@ class ReplicaScope(ShareScope, Assignments):
             for variable, own, before in written:
                 now = tf.ensure_shape(tf.convert_to_tensor(own), before.shape)
                 if adds_up(variable):
-                    weighed.append((tf.cast(now - before, tf.float32), self.share.once))
+                    weighed.append((tf.cast(now - before, summed_as(now.dtype)), self.share.once))
                 else:
                     weighed.append((advance(before, now), rows))
             weighed += [(value, rows) for value in values]
@@ -171,7 +171,7 @@ class ReplicaScope(ShareScope, Assignments):
                 if adds_up(variable):
                     own.assign(before + tf.cast(change, own.dtype))
                 else:
-                    own.assign(combined(before, change, tf.cast(total, tf.float32)))
+                    own.assign(combined(before, change, total))
             return [value / tf.cast(total, value.dtype) for value in sums[len(written) :]]
 
     def apply(self, optimizer: KerasOptimizer, gradients: Sequence[Any], variables: Any) -> None:

@@ -60,7 +60,8 @@ def run_and_combine(
     if changed:
         examples = tf.cast(count_examples(rows), tf.float32)
         advances = [advance(found.before, tf.convert_to_tensor(found.own)) for found in changed]
-        sums = [tf.math.multiply_no_nan(value, examples) for value in advances]  # a mask may hold infinity
+        # A mask may hold infinity.
+        sums = [tf.math.multiply_no_nan(value, tf.cast(examples, value.dtype)) for value in advances]
         write_means([found.own for found in changed], [found.before for found in changed], sums, examples)
     return result
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from mirrorkit._keras import keras
-from mirrorkit._types import KerasVariable
+from mirrorkit._types import KerasVariable, Variable
 from mirrorkit.optim import Joined
 from mirrorkit.train.keras_model.layer_state import LayerState
 from mirrorkit.train.step.facts import Changing
@@ -64,16 +64,18 @@ class Averages:
         return tf.cast(decay, value.dtype) * average + tf.cast(1 - decay, value.dtype) * value
 
     @contextmanager
-    def exchanged(self) -> Iterator[None]:
-        """Exchange weights and averages within the block, on every replica of this worker."""
-        self._exchange()
+    def exchanged(self, but_for: Sequence[Variable] = ()) -> Iterator[None]:
+        """Exchange weights and averages within the block, `but_for` some averages, on every replica of this worker."""
+        left = set(map(id, but_for))
+        pairs = [pair for pair in zip(self._weights, self.variables, strict=True) if id(pair[1]) not in left]
+        self._exchange(pairs)
         try:
             yield
         finally:
-            self._exchange()
+            self._exchange(pairs)
 
-    def _exchange(self) -> None:
-        for pair in zip(self._weights, self.variables, strict=True):
+    def _exchange(self, pairs: Sequence[tuple[KerasVariable, KerasVariable]]) -> None:
+        for pair in pairs:
             for weight, average in zip(*map(copies, pair), strict=True):
                 value = tf.identity(weight)
                 weight.assign(average)

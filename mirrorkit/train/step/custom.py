@@ -195,12 +195,13 @@ class Custom(LoopStep):
             sums = [tf.reduce_sum(tf.cast(values[name], tf.float32)) for name in names]
             return tf.stack([examples, tf.add_n(sums), *sums])
 
-        if self._test_gathers:
-            rows, is_all = batch.rows_or_all()
-            with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
-                found: tf.Tensor = weigh_copies({"totals": totals(rows)}, is_all)["totals"]
-            return found
-        return self._apart(batch.rows(), totals)
+        if not self._test_gathers:
+            return self._apart(batch.rows(), totals)
+        rows, is_all = batch.rows_or_all()
+        with ambient.set(gather=functools.partial(rows_of_all, is_all=is_all)):
+            found = self._apart(rows, totals, always=True)
+        counted: tf.Tensor = weigh_copies({"totals": found}, is_all)["totals"]
+        return counted
 
     def _tested(self, rows: Batch) -> Mapping[str, tf.Tensor]:
         """Return what the user's `test` returns, where it is one value for each example."""
@@ -217,18 +218,18 @@ class Custom(LoopStep):
 
     def predict(self, batch: GlobalBatch) -> Nest:
         """Return the outputs for this replica's rows; see `LoopStep`."""
-        return self._apart(batch.rows(), self._step.predict, predicts=True)
+        return self._apart(batch.rows(), self._step.predict, always=True)
 
-    def _apart(self, rows: Batch, compute: Callable[[Batch], Nest], *, predicts: bool = False) -> Nest:
+    def _apart(self, rows: Batch, compute: Callable[[Batch], Nest], *, always: bool = False) -> Nest:
         """Compute what does not train from a replica's rows: with draws of its own, and one state on all replicas.
 
-        Whether a step's `predict` gathers rows of other replicas is not known, so all of them run it.
+        `always` runs it without rows too, since it may gather those of other replicas, as each `predict` may.
         """
         with all_drawing_by_replica(self.strategy) if self._draws_apart else contextlib.nullcontext():
             if has_copies(self.strategy):
                 known = [variable for variable in self.variables if isinstance(variable, keras.Variable)]
-                return run_and_combine(self.strategy, known, rows, compute, always=predicts, outputs=False)
-            return unless_empty(rows, lambda: compute(rows), always=predicts)
+                return run_and_combine(self.strategy, known, rows, compute, always=always, outputs=False)
+            return unless_empty(rows, lambda: compute(rows), always=always)
 
     def logs(self, totals: tf.Tensor, what: Pass = "train") -> Logs:
         """Return the mean of each log over the examples."""

@@ -245,6 +245,16 @@ class Functions:
         def sums() -> ShardSums:
             state = self.state.seeded(values.state, place)
             ran = self.run(what, values, state, batch, place, total)
+            if (
+                ran.scope.asks
+                and what == "train"
+                and self.options.accumulate > 1
+                and not (ran.scope.separates or ambient.draws)
+            ):
+                raise StepError(
+                    "A mean over what a mask or weights leave, over several batches of one update, is computed in a "
+                    "graph. Call strategy.run(step.compute, ...) in a tf.function."
+                )
             factor, divisor = self._factor(ran, values)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms
             rest = ran.gradients if ran.scope.rest is None else ran.scope.rest

@@ -190,6 +190,11 @@ class KerasStep(LoopStep):
         """Return what the totals add up."""
         return [f"the log {name!r} of {type(self.model).__name__}" for name in self._names["train"]]
 
+    @property
+    def of_epoch(self) -> Sequence[Variable]:
+        """See `LoopStep`."""
+        return metric_variables(self.model)
+
     def begin(self, what: Pass) -> None:
         """Empty the metrics, as Keras does before an epoch and an evaluation."""
         with self.strategy.scope():

@@ -83,6 +83,11 @@ class LoopStep(Protocol):
         """For each log name "max" or "min", whichever is better, where that is known; after `prepare`."""
         return {}
 
+    @property
+    def of_epoch(self) -> Sequence[Variable]:
+        """Variables that hold what an epoch adds up, besides the totals; `begin` empties them."""
+        return ()
+
     def begin(self, what: Pass) -> None:
         """Begin an epoch, or an evaluation, at its first batch; after `prepare`."""
         return

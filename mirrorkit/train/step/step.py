@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -145,7 +147,8 @@ class Step:
         self.model = self._trained = model
         self.optimizer, self._options = optimizer, options
         self._built: Supervised | KerasStep | None = None
-        self._uses: dict[Any, int] = {}  # earlier calls of `compute` since the last `update`, by replica and part
+        # Earlier calls of `compute` since the last `update` in a graph, by replica and part.
+        self._uses: weakref.WeakKeyDictionary[tf.Graph, Counter[Any]] = weakref.WeakKeyDictionary()
 
     @classmethod
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
@@ -326,15 +329,28 @@ class Step:
         step = self._require_built()
         step.require("train")
         step.prepare(batch)  # which finds out whether replicas communicate
-        key = local_replica(step.strategy), tf.get_static_value(part)
-        self._uses[key] = 0 if key[1] is None else self._uses.get(key, -1) + 1
-        return step.sums(OwnRows(batch), part, self._uses[key])
+        replica, number = local_replica(step.strategy), tf.get_static_value(part)
+        uses = self._uses.setdefault(tf.compat.v1.get_default_graph(), Counter())
+        sums = step.sums(OwnRows(batch), part, 0 if number is None else uses[replica, number])
+        uses[replica, number] += 1
+        return sums
 
     @tf.autograph.experimental.do_not_convert
     def update(self, strategy: tf.distribute.Strategy, sums: Sums) -> Logs:
-        """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs."""
+        """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs.
+
+        Raises:
+            StepError: `compute` was called for more batches than `accumulate` since the last update.
+        """
         step = self.supervised(strategy)
-        self._uses.clear()
+        uses = self._uses.pop(tf.compat.v1.get_default_graph(), Counter())
+        batches = sum(count for (replica, _), count in uses.items() if replica == 0)  # all call it equally often
+        if batches > self.accumulate:
+            raise StepError(
+                f"step.compute was called for {batches} batches since the last step.update, but this step makes an "
+                f"update of {self.accumulate}, so the sum of all would be another gradient. Make it with Step(..., "
+                f"accumulate={batches}) to update once for all of them, or call step.update for each."
+            )
         return step.logs(step.update(sums))
 
     @tf.autograph.experimental.do_not_convert

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -124,9 +125,15 @@ class Supervised(LoopStep):
     @property
     def kept(self) -> list[Variable]:
         """The layer state that no update computes, such as a mask, and its averages; after the first step."""
-        of = {} if self.averages is None else self.averages.of_state
-        stays = [i for i, changes in enumerate(self.functions.facts.changes) if not changes]
-        return [*(self.functions.variables.state[i] for i in stays), *(of[i] for i in stays if i in of)]
+        changes = self.functions.facts.changes
+        return [*itertools.compress(self.functions.variables.state, map(operator.not_, changes)), *self._kept]
+
+    @property
+    def _kept(self) -> list[Variable]:
+        """The averages of it; none before a step was traced."""
+        facts = self.functions.facts_of.get("train")
+        of = self.averages.of_state if facts and self.averages else {}
+        return [average for index, average in of.items() if not facts.changes[index]]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be their averages within the block; see `Step.averaged`."""
@@ -135,12 +142,12 @@ class Supervised(LoopStep):
         if self.averages.are_in_place:
             raise StepError("The model's weights are the averages already. Leave the outer `with step.averaged():`.")
         no_update = int(self.optimizer.iterations.value.numpy()) == 0  # so the averages are the weights
-        return contextlib.nullcontext() if no_update else self.averages.exchanged()
+        return contextlib.nullcontext() if no_update else self.averages.exchanged(self._kept)
 
     def as_trained(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights, which are their averages, be those of the training within the block."""
         assert self.averages is not None
-        return self.averages.exchanged()
+        return self.averages.exchanged(self._kept)
 
     def require(self, what: Need) -> None:
         """Refuse what only a step with targets can do."""

@@ -145,6 +145,41 @@ def test_a_validation_is_neither_lost_nor_made_twice(
     assert all(np.array_equal(a, b) for a, b in zip(values_of(line), weights, strict=True))
 
 
+class Twice(keras.Model):  # type: ignore[name-defined, misc]
+    """Updates its weights twice with each batch; its logs are those of Keras's metrics."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.compute_metrics(x, y, y_pred)
+
+
+@pytest.mark.parametrize("leave", [None, At("on_test_batch_begin", 2, send_sigterm)], ids=["", "and a signal in it"])
+def test_the_metrics_of_a_model_s_own_train_step_go_on_after_it(
+    leave: Any, loop_over: Any, recipe: Any, validation: Any, tmp_path: Path
+) -> None:
+    def model() -> Any:
+        inputs = keras.Input((4,))
+        made = Twice(inputs, keras.layers.Dense(1)(inputs))
+        made.compile("sgd", metrics=["mse"], loss="mse")
+        return made
+
+    histories = []
+    for options in ({}, {"validate_every": 2, "validation_data": validation}):
+        loop, saver = loop_over(model, steps_per_call=1), mk.train.Checkpoints(tmp_path / f"of {len(options)}")
+        if leave and options:
+            with pytest.raises(SystemExit):
+                loop.fit(recipe, verbose=0, callbacks=[leave, saver], **options)
+            loop = loop_over(model, steps_per_call=1)
+        histories.append(loop.fit(recipe, verbose=0, callbacks=[saver], **options).history)
+    assert histories[0]["mse"] == histories[1]["mse"]
+    assert histories[1]["val_mse"] != histories[1]["mse"]
+
+
 def test_what_was_to_be_validated_on_may_be_gone(line: Any, recipe: Any, validation: Any, tmp_path: Path) -> None:
     saver = mk.train.Checkpoints(tmp_path)
     with pytest.raises(SystemExit):

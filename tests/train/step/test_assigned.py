@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from step_helpers import with_policy
 from training_helpers import plain_dataset, sequential
 
@@ -43,6 +44,22 @@ class Remembers(L.Layer):
 def net() -> Any:
     keras.utils.set_random_seed(0)
     return sequential((4,), Remembers(), L.Dense(1))
+
+
+class Twice(keras.Model):  # type: ignore[name-defined, misc]
+    """Updates its weights twice with each batch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def _ends(model: Any) -> Any:
+    return model.inputs, model.outputs
 
 
 def data(kind: str = "dataset") -> Any:
@@ -94,6 +111,44 @@ def test_state_of_half_precision(make_loop: Any) -> None:
     assert int(loop.step.model.layers[0].calls.numpy()) == 4
     np.testing.assert_allclose(loop.step.model.layers[0].mean.numpy(), expected(1)[0], rtol=0.05)
     assert mk.checks.in_sync(loop.strategy, loop.step)
+
+
+class Exact(L.Layer):
+    """State that float32 cannot hold: a sum of thirds, and a counter in large strides."""
+
+    def build(self, shape: Any) -> None:
+        self.thirds, self.far = (
+            self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False, autocast=False, name=name)
+            for name, dtype in (("thirds", "float64"), ("far", "int64"))
+        )
+
+    def call(self, x: Any) -> Any:
+        self.thirds.assign_add(keras.ops.cast(1 + 0 * keras.ops.mean(x), "float64") / 3)  # as if it followed from rows
+        self.far.assign_add(2**40 + 1)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("where", "own"), [(("one_device", 1), False), (("mirrored", 3), False), (("mirrored", 3), True)], ids=str
+)
+def test_state_keeps_its_digits(where: Any, own: bool, loop_over: Any) -> None:
+    """In a training, an evaluation and a prediction, also of a model's own `train_step` of two updates."""
+
+    def model() -> Any:
+        made = (Twice if own else keras.Model)(*_ends(sequential((4,), Exact(), L.Dense(1))))
+        made.compile("sgd", "mse")
+        return made
+
+    loop = loop_over(model, where)
+    loop.fit(data(), verbose=0)
+    loop.evaluate(data())
+    passes = 4 * (2 if own else 1) + 4
+    if not own:
+        loop.predict(data())
+        passes += 4
+    thirds, far = loop.step.model.non_trainable_variables
+    assert float(thirds.numpy()) == pytest.approx(passes / 3, rel=1e-14)
+    assert int(far.numpy()) == passes * (2**40 + 1)
 
 
 @pytest.mark.parametrize("what", ["evaluate", pytest.param("predict", marks=pytest.mark.slow)])

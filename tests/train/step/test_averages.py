@@ -67,6 +67,28 @@ def test_a_model_that_another_step_trains_has_no_averages(strategy_of: Any) -> N
     assert len(averages) == len(one.variables) == 6
 
 
+class Scaled(L.Layer):
+    """Divides by a number that only a callback changes."""
+
+    def build(self, shape: Any) -> None:
+        self.by = self.add_weight(shape=(), initializer="ones", trainable=False, name="by")
+
+    def call(self, x: Any) -> Any:
+        return x / self.by
+
+
+def test_state_that_no_update_computes_stays_in_a_block(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), Scaled(), L.Dense(1)), ema=0.5)
+    loop.fit(plain_dataset(*numbers, batch=20), verbose=0)
+    (by,) = loop.step.model.non_trainable_variables
+    by.assign(5.0)
+    trained = loop.step.model.get_weights()
+    with loop.step.averaged():
+        assert float(by.numpy()) == 5.0
+        assert not np.array_equal(loop.step.model.get_weights()[1], trained[1])
+    assert all(map(np.array_equal, loop.step.model.get_weights(), trained))
+
+
 # --- validation on them
 
 

@@ -162,6 +162,35 @@ def test_what_test_must_return(returned: Any, match: str, loop_over: Any, number
         loop_over(Wrong).evaluate(plain_dataset(*numbers, batch=20))
 
 
+class Gathers(Line):
+    """Its test looks at the rows of all replicas, draws, and assigns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = L.GaussianNoise(1.0)
+        self.last = keras.Variable(0.0, trainable=False, name="last")
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, self.last]
+
+    def test(self, batch: Any) -> Any:
+        x = batch[0]
+        self.last.assign(tf.reduce_mean(x))
+        drawn = mk.train.all_gather(self.noise(tf.zeros_like(x), training=True))
+        different = tf.unique(drawn[:, 0]).y
+        return {"different": tf.repeat(tf.size(different), tf.shape(x)[0])}
+
+
+@pytest.mark.parametrize("rows", [20, 1])  # of one row the second replica has none, so each has all
+def test_a_test_that_gathers_draws_by_replica_and_leaves_copies_equal(rows: int, loop_over: Any, numbers: Any) -> None:
+    loop, (x, y) = loop_over(Gathers), (part[:rows] for part in numbers)
+    assert loop.evaluate(plain_dataset(x, y, batch=20)) == {"different": rows}
+    copies = loop.strategy.experimental_local_results(loop.step.last.value)
+    assert [float(copy) for copy in copies] == [pytest.approx(x.mean(), rel=1e-5)] * 2
+    assert float(copies[0]) == float(copies[1])
+
+
 class Alternating:
     """Two nets, each with its update of a batch; what two updates come to: the GAN of the corpus."""
 

@@ -13,6 +13,7 @@ from training_helpers import THREE, adam, keras_twin, largest_difference, tanh_n
 import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.data import bounds
+from mirrorkit.errors import StepError
 from mirrorkit.train.step.global_batch import some_is_empty
 
 
@@ -63,3 +64,61 @@ def test_an_update_equals_that_of_one_large_batch(make_loop: Any, numbers: Any, 
     assert largest_difference(numbers_of(loop.step.variables), expected) < 1e-6  # measured: 6e-8
     assert int(loop.step.optimizer.iterations.numpy()) == 3
     assert_replicas_equal(loop)
+
+
+# --- the same in a custom training loop
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_more_batches_than_a_step_makes_an_update_of_are_refused(
+    compiled: bool, where: Any, make_loop: Any, numbers: Any
+) -> None:
+    loop = make_loop(where, tanh_net)
+    step, run = loop.step, loop.strategy.run
+    batches = cut(*numbers, sizes=[12, 12])
+
+    def update_of(*batches: Any) -> Any:
+        one, *others = (run(step.compute, args=(batch,)) for batch in batches)
+        for other in others:
+            one = run(lambda a, b: tf.nest.map_structure(tf.add, a, b), args=(one, other))
+        return step.update(loop.strategy, one)
+
+    update = tf.function(update_of, autograph=False) if compiled else update_of
+    with pytest.raises(StepError, match=r"2 batches .* update of 1, .*accumulate=2"):
+        update(*batches)
+    for batch in batches:  # and nothing of it is left
+        update(batch)
+    assert int(step.optimizer.iterations.numpy()) == 2
+
+
+def test_a_compute_that_is_traced_again_is_one_of_its_own(make_loop: Any, numbers: Any) -> None:
+    """As the last, smaller batch is, where `update` has a trace already."""
+    loop = make_loop(("one_device", 1), tanh_net)
+    compute = tf.function(lambda *batch: loop.strategy.run(loop.step.compute, args=(batch,)), autograph=False)
+    update = tf.function(lambda sums: loop.step.update(loop.strategy, sums), autograph=False)
+    for batch in cut(*numbers, sizes=[12, 12, 9, 8, 7]):
+        update(compute(*batch))
+    assert int(loop.step.optimizer.iterations.numpy()) == 5
+
+
+class Masked(L.Layer):
+    """Marks positions that a loss leaves out."""
+
+    supports_masking = True
+
+    def compute_mask(self, x: Any, previous: Any = None) -> Any:
+        return x[..., 0] > 0
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_means_over_a_mask_of_several_batches_need_a_graph(make_loop: Any) -> None:
+    def net() -> Any:
+        return keras.Sequential([keras.Input((3, 2)), Masked(), L.Dense(1)])
+
+    loop = make_loop(("mirrored", 2), net, accumulate=2)
+    x = np.random.default_rng(0).normal(size=(8, 3, 2)).astype("float32")
+    with pytest.raises(StepError, match=r"in a tf\.function"):
+        loop.strategy.run(loop.step.compute, args=((x, x[..., :1]),))
