@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--devices", help="cpu:4, gpu, gpu:2, ...; default: all GPUs, or the CPU")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024, help="global batch size, over all replicas")
-    parser.add_argument("--width", type=int, default=32, help="filters of the first stage; later ones have twice as many")
+    parser.add_argument("--width", type=int, default=32, help="filters of the net's first stage")
     parser.add_argument("--until", type=float, default=1.0, help="test accuracy at which to stop")
     parser.add_argument("--plot", metavar="FILE", help="plot accuracy and images/s by epoch (needs matplotlib)")
     options = parser.parse_args()

@@ -132,8 +132,9 @@ class Supervised(LoopStep):
     def _kept(self) -> list[Variable]:
         """The averages of it; none before a step was traced."""
         facts = self.functions.facts_of.get("train")
-        of = self.averages.of_state if facts and self.averages else {}
-        return [average for index, average in of.items() if not facts.changes[index]]
+        if facts is None or self.averages is None:
+            return []
+        return [average for index, average in self.averages.of_state.items() if not facts.changes[index]]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be their averages within the block; see `Step.averaged`."""
