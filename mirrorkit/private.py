@@ -108,7 +108,7 @@ IMPROVEMENTS = (
 NEEDS = (
     Names(
         "model",
-        "_flatten_layers _loss_ids",
+        "_flatten_layers _loss_ids _metrics",
         "layers inside layers, where the public `layers` stops at the model's own; and which losses a layer has added",
     ),
     Names(

@@ -142,6 +142,7 @@ TESTS_OF = {
     ),
     "test_in_process.py": "_allow_run_without_coordinator",
     "test_inlining.py": "__call__",
+    "test_keras_compile.py": "_metrics",
     "test_keras_calls.py": "apply scale_loss update_state scale_loss_for_distribution unscale_loss_for_distribution",
     "test_layers_of_keras.py": "stateless_dropout",
     "test_written.py": "_self_",

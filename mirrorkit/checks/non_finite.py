@@ -156,7 +156,8 @@ def _objective_of_model(model: Any, weights: Any, state: Any, batch: UnpackedBat
     y_pred, _ = model.stateless_call(weights, state, batch.x, **training_argument(model, True))
     if not model.compiled or batch.y is None:
         return None
-    return model.compute_loss(x=batch.x, y=batch.y, y_pred=y_pred, sample_weight=batch.weight)
+    with unchanged(model.metrics_variables):  # Keras's losses of several outputs
+        return model.compute_loss(x=batch.x, y=batch.y, y_pred=y_pred, sample_weight=batch.weight)
 
 
 def _in_own_step(step: Any, batch: UnpackedBatch) -> Iterator[NonFinite]:

@@ -32,13 +32,14 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         **options: of `keras.layers.Layer`, such as `name`.
 
     Raises:
-        StepError: `block` is not a Keras layer.
+        StepError: `block` is not a Keras layer, or assigns its weights or variables that are not its own.
     """
 
     def __init__(self, block: KerasLayer, **options: Any) -> None:
         if not isinstance(block, keras.layers.Layer):
             raise StepError(f"Recompute wraps a Keras layer or model, found {block!r}.")
-        super().__init__(**options)
+        # The block has a policy of its own, and casts what it is given.
+        super().__init__(**{"dtype": "float32", "autocast": False, **options})
         self.block = block
         self.supports_masking = True
 
@@ -59,10 +60,12 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Call the block; the backward pass computes its activations again."""
         if mask is not None and "mask" in inspect.signature(self.block.call).parameters:
             options["mask"] = mask
-        trained, others = list(self.block.trainable_variables), list(self.block.non_trainable_variables)
+        trained = list(self.block.trainable_variables)
+        others = [*self.block.non_trainable_variables, *self.block.metrics_variables]
         state = [tf.convert_to_tensor(variable) for variable in others]
         given = tf.nest.flatten((x, options))
-        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        tensors = [(i, value.dtype) for i, value in enumerate(given) if tf.is_tensor(value)]
+        places = [i for i, dtype in tensors if dtype.is_floating or dtype.is_complex]
         mask_of, set_mask = private.get("masking.get_keras_mask"), private.get("masking.set_keras_mask")
         masks = {i: mask_of(given[i]) for i in places}
         found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
@@ -74,9 +77,16 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
                 set_mask(tensor, masks[i])
             again = tf.nest.pack_sequence_as((x, options), [tensors.get(i, value) for i, value in enumerate(given)])
             with ValueScope(state_mapping=mapping, collect_losses=True) as scope:
+                before = dict(scope.state_mapping)
                 # `training` by name, since the backward pass takes place outside of Keras's call.
                 outputs = self.block(again[0], training=training, **again[1])
             if not found:
+                own = set(map(id, others))
+                if any(before.get(key) is not value for key, value in scope.state_mapping.items() if key not in own):
+                    raise StepError(
+                        f"{self.block.name!r} assigns a weight that is trained, as SpectralNormalization does, or a "
+                        "variable that is not its own, which would be lost. Leave what does that out of Recompute."
+                    )
                 found["outputs"], found["losses"] = outputs, list(scope.losses)
                 found["state"] = [scope.get_current_value(variable) for variable in others]
             return [*tf.nest.flatten(outputs), *scope.losses]

@@ -11,6 +11,8 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.loop.loop import Loop
 from mirrorkit.train.step.keras_compile import compiled_config, require_compiled
 from mirrorkit.train.step.step import Step
+from mirrorkit.train.step.supervised import Supervised
+from mirrorkit.train.totals.totals import metric_names
 
 _LOOP = "_mirrorkit_loop"
 
@@ -113,15 +115,16 @@ def evaluate(
     The arguments are those of Keras; see `fit`. Source: https://keras.io/api/models/model_training_apis/
     """
     require_compiled(model)
-    logs = _loop(model).evaluate(
+    loop = _loop(model)
+    logs = loop.evaluate(
         x, y, batch_size=batch_size, verbose=verbose, sample_weight=sample_weight, steps=steps, callbacks=callbacks
     )
     if return_dict:
         return logs
-    losses = [name for name in logs if name == "loss" or name.endswith("_loss")]
-    others = [name for name in logs if name not in losses]
-    # Keras's order: of several outputs the losses, and then the metrics by name.
-    values = [logs[name] for name in [*losses, *(sorted(others) if len(losses) > 1 else others)]]
+    step = loop.step.for_loop(loop.strategy)  # type: ignore[union-attr]  # it is a `Step`
+    names = metric_names(step.own.model if isinstance(step, Supervised) else model)
+    # Keras's order: those of the metrics, and what has another name by its name.
+    values = [logs[name] for name in [*filter(logs.__contains__, names), *sorted(logs.keys() - names)]]
     return values if len(values) > 1 else values[0]
 
 

@@ -185,6 +185,43 @@ def test_inputs_by_position_and_what_is_no_layer_are_refused() -> None:
         mk.parallel.Recompute(L.MultiHeadAttention(2, 4))(tf.ones([1, 2, 3]), tf.ones([1, 2, 3]))
     with pytest.raises(StepError, match="found <function"):
         mk.parallel.Recompute(lambda x: x)
+    block = L.SpectralNormalization(L.Dense(4))
+    with pytest.raises(StepError, match=r"'spectral_normalization.*' assigns a weight that is trained"):
+        mk.parallel.Recompute(block)(tf.ones([2, 4]), training=True)
+
+
+class Measures(L.Layer):
+    """A metric of its own, a float32 layer, and a complex input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.dense = keras.metrics.Mean("activity"), L.Dense(2, dtype="float32")
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        y = self.dense(tf.math.real(x) + tf.math.imag(x))
+        self.mean.update_state(y)
+        return y
+
+
+def test_metrics_precision_and_complex_inputs_are_those_of_the_block() -> None:
+    found = []
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        for wrap in (lambda block: block, mk.parallel.Recompute):
+            keras.utils.set_random_seed(0)
+            block = Measures()
+            layer, kernel = wrap(block), tf.Variable([[1.01, 0.5, 0.3]])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.complex(kernel, 2 * kernel)) ** 2)
+            found.append([loss, tape.gradient(loss, kernel), block.mean.result()])
+    finally:
+        keras.config.set_dtype_policy(before)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 PEAK = """

@@ -217,6 +217,45 @@ def test_the_results_of_several_outputs_come_in_the_order_of_keras(strategy_of: 
         np.testing.assert_allclose(outputs[name], values, atol=2e-5)
 
 
+def my_loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return keras.ops.mean(keras.ops.abs(y - y_pred), -1)
+
+
+class Trackers(keras.Model):
+    """Its metrics are its own, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.layers.Dense(1)
+        self.trackers = [keras.metrics.Mean(name) for name in ("total_loss", "kl", "a_loss")]
+
+    @property
+    def metrics(self) -> Any:
+        return self.trackers
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def test_step(self, data: Any) -> Any:
+        error = self(data[0]) - data[1]
+        for power, tracker in enumerate(self.trackers, start=1):
+            tracker.update_state(keras.ops.mean(keras.ops.abs(error) ** power))
+        return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_results_come_in_the_order_of_keras_whatever_their_names(own: bool, strategy_of: Any) -> None:
+    def net() -> Any:
+        model = Trackers() if own else keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=None if own else ["mae", my_loss, "mape"])
+        model(X[:1])
+        return model
+
+    model, ours = twins(net, strategy_of("mirrored", 2))
+    y = X[:, :1]
+    np.testing.assert_allclose(mk.evaluate(ours, X, y, verbose=0), model.evaluate(X, y, verbose=0), rtol=2e-5)
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel
@@ -15,9 +16,13 @@ from mirrorkit._types import KerasModel
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-def plain_attributes(one: Any) -> dict[str, Any]:
-    """Return the numbers, texts, and lists and dicts of them, also nested, among what an object has of its own."""
-    return {name: value for name, value in vars(one).items() if name not in _of_keras() and _is_plain(value)}
+def plain_attributes(one: Any, *kinds: type) -> dict[str, Any]:
+    """Return the numbers, texts, and lists and dicts of them, also nested, among what an object has of its own.
+
+    Further `kinds` may be among them.
+    """
+    known: tuple[Any, ...] = (*_PLAIN, *kinds)
+    return {name: value for name, value in vars(one).items() if name not in _of_keras() and _is_plain(value, known)}
 
 
 def written_attributes(model: KerasModel) -> dict[str, str]:
@@ -41,37 +46,42 @@ def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
     """
     own = [one for one in objects if hasattr(one, "__dict__") and not type(one).__module__.startswith("keras.")]
     before = [(vars(one), plain_attributes(one)) for one in own]
-    contents = [pair for _, values in before for pair in _contents(list(values.values()))]
+    contents = [pair for _, values in before for pair in contents_of(list(values.values()))]
     try:
         yield
     finally:
         for attributes, values in before:
             attributes.update(values)
-        for container, content in contents:
-            if _ids(container) == _ids(content):  # Keras's and TensorFlow's own note that they were written
-                continue
-            if isinstance(container, dict):
-                container.clear()
-                container.update(content)
-            else:
-                container[:] = content
+        put_contents_back(contents)
 
 
-def _is_plain(value: Any) -> bool:
+def put_contents_back(contents: Iterable[tuple[Any, Any]]) -> None:
+    """Give lists and dicts the contents that `contents_of` copied."""
+    for container, content in contents:
+        if _ids(container) == _ids(content):  # Keras's and TensorFlow's own note that they were written
+            continue
+        if isinstance(container, dict):
+            container.clear()
+            container.update(content)
+        else:
+            container[:] = content
+
+
+def _is_plain(value: Any, kinds: tuple[Any, ...] = _PLAIN) -> bool:
     if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
+        return all(_is_plain(one, kinds) for one in value)
+    return isinstance(value, kinds) and not isinstance(value, tf.Variable)
 
 
-def _contents(value: Any) -> Iterator[tuple[Any, Any]]:
+def contents_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each list and dict in a value, and a copy of it."""
     if isinstance(value, (dict, list)):
         yield value, dict(value) if isinstance(value, dict) else list(value)
     if isinstance(value, (dict, list, tuple)):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _contents(one)
+            yield from contents_of(one)
 
 
 def _ids(container: Any) -> list[tuple[Any, int]]:

@@ -18,6 +18,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
+from mirrorkit.train.keras_model.attributes import contents_of, plain_attributes, put_contents_back
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.variables import ValueScope
 
@@ -39,18 +40,20 @@ def running(model: KerasModel | None, values: Any = None, **more: Any) -> Iterat
 
 
 def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:
-    """Return what saves the tensors of a user's layers, and which losses each layer has added; see `switching`."""
+    """Return what saves the attributes of a user's layers, and which losses each layer has added; see `switching`."""
     # Keras's own layers keep no tensors.
-    users = [vars(layer) for layer in layers if not type(layer).__module__.startswith("keras.")]
+    users = [layer for layer in layers if not type(layer).__module__.startswith("keras.")]
 
     def save() -> Callable[[], None]:
-        tensors = [{name: value for name, value in attributes.items() if _is_value(value)} for attributes in users]
+        kept = [plain_attributes(layer, tf.Tensor) for layer in users]
+        contents = list(contents_of(kept))
         # Private to Keras: in a stateless scope a layer knows by these which of the scope's losses are its own.
         losses = [set(layer._loss_ids) for layer in layers]
 
         def put_back() -> None:
-            for attributes, values in zip(users, tensors, strict=True):
-                attributes.update(values)
+            for layer, values in zip(users, kept, strict=True):
+                vars(layer).update(values)
+            put_contents_back(contents)
             for layer, own in zip(layers, losses, strict=True):
                 layer._loss_ids.clear()
                 layer._loss_ids.update(own)
@@ -58,10 +61,6 @@ def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:
         return put_back
 
     return save
-
-
-def _is_value(value: object) -> bool:
-    return tf.is_tensor(value) and not isinstance(value, tf.Variable)
 
 
 def adding_layer(model: KerasModel, loss: tf.Tensor) -> Any:

@@ -6,7 +6,7 @@ One row alone would be broadcast without an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,9 @@ def check_tensors(element_spec: Spec) -> None:
 def check_batched(model: KerasModel, x: Nest) -> None:
     """Refuse data that yields text where the model takes numbers, or single examples where batches are needed."""
     inputs = getattr(model, "inputs", None) or []
+    named = {one.name: one for one in inputs}
+    if isinstance(x, Mapping) and named.keys() <= x.keys():  # Keras takes these alone
+        x, inputs = [x[name] for name in named], list(named.values())
     for spec, given in zip(tf.nest.flatten(x), inputs, strict=False):
         if spec.dtype == tf.string and given.dtype != "string":
             raise StepError(

@@ -14,7 +14,7 @@ from mirrorkit import private
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasMetric, KerasModel, KerasOptimizer, Nest, PerOutput
 from mirrorkit.errors import StepError
-from mirrorkit.train.keras_model.layer_state import training_argument
+from mirrorkit.train.keras_model.layer_state import layers_of, training_argument
 from mirrorkit.train.step.loss_scale import LossScale
 
 PARTS = ("loss", "metrics", "weighted_metrics", "loss_weights")  # of `compile`, beside the optimizer
@@ -125,10 +125,10 @@ class CompiledModel(keras.Model):  # type: ignore[name-defined, misc]
 
     @property
     def metrics(self) -> list[KerasMetric]:
-        """Those of the step, and what the model and its layers measure by themselves."""
-        own = super().metrics
-        known = set(map(id, own))
-        return [*own, *(one for one in keras.layers.Layer.metrics.fget(self.model) if id(one) not in known)]
+        """Those of the step, and what the model and its layers measure by themselves; not those of models in it."""
+        layers = [one for one in layers_of(self.model) if one is self.model or not isinstance(one, keras.Model)]
+        metrics = [*super().metrics, *(metric for layer in layers for metric in layer._metrics)]
+        return list({id(metric): metric for metric in metrics}.values())
 
     def compute_loss(self, *args: Any, **options: Any) -> tf.Tensor:
         """Return Keras's; 0 where there is nothing to minimize, and metrics alone are evaluated."""

@@ -119,6 +119,11 @@ class LossModel(Models):
         self, x: Nest, y: Nest, y_pred: Mapping[str, tf.Tensor], sample_weight: Nest = None
     ) -> Mapping[str, Any]:
         """Count the other values, one for each row."""
+        if {*y_pred, "loss"} != {*self._means(), "loss"}:
+            raise StepError(
+                f"loss_fn returned {sorted(y_pred)} here, and with training=False {sorted({*self._means(), 'loss'})}. "
+                "Return values of the same names in training and outside of it."
+            )
         for name, metric in self._means().items():
             metric.update_state(y_pred[name])
         return self.get_metrics_result()  # type: ignore[no-any-return]

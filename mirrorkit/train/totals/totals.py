@@ -72,7 +72,7 @@ class Totals:
         """Return the totals of one replica's rows, with its part of what divides the gradient."""
         rows = ran.scope.share.rows
         logs = {name: tf.cast(value, tf.float32) for name, value in ran.logs.items()}
-        loss = logs["loss"] if "loss" in logs else tf.add_n([*map(tf.reduce_sum, logs.values()), tf.zeros([])])
+        loss = logs["loss"] if "loss" in logs else _standing_for_loss(ran, logs)
         states = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in ran.metrics]
         return tf.ensure_shape(tf.concat([tf.stack([rows, rows * loss, divisor]), *states], 0), [self.size])
 
@@ -83,3 +83,21 @@ class Totals:
         states = [(v, tf.cast(tf.reshape(part, v.shape), v.dtype)) for v, part in pairs]
         with keras.StatelessScope(state_mapping=states):
             return flat_logs(self._model.get_metrics_result())
+
+
+def _standing_for_loss(ran: Ran, logs: Logs) -> tf.Tensor:
+    """Return the sum of logs without a loss; finite where what is minimized is: a metric may be 0 / 0 in a batch."""
+    minimized = [] if ran.scope.is_scaled or ran.scope.minimized is None else tf.nest.flatten(ran.scope.minimized)
+    values = [tf.reduce_sum(value) for value in logs.values()]
+    if minimized:
+        values = [tf.where(tf.math.is_finite(value), value, 0.0) for value in values]
+    return tf.add_n([*values, *(0.0 * tf.reduce_sum(tf.cast(one, tf.float32)) for one in minimized), tf.zeros([])])
+
+
+def metric_names(model: KerasModel) -> list[str]:
+    """Return the names of a model's metrics in order, also of those that Keras keeps in one."""
+    return [
+        one.name
+        for metric in model.metrics
+        for one in (metric.metrics if metric.name == "compile_metrics" else [metric])
+    ]

@@ -196,6 +196,18 @@ def test_text_for_a_model_of_numbers_is_named(shape: Any, make_loop: Any) -> Non
         assert "where the model takes float32 (None, 3)" in text
 
 
+def test_text_that_a_model_does_not_take_is_left_out_as_in_keras(make_loop: Any) -> None:
+    def net() -> Any:
+        x = keras.Input((3,), name="x")
+        return keras.Model([x], L.Dense(1)(x))
+
+    x = np.ones((32, 3), np.float32)
+    data = tf.data.Dataset.from_tensor_slices(({"id": np.full(32, "cat"), "x": x}, np.zeros(32))).batch(16)
+    loop = make_loop(("mirrored", 2), net)
+    loss = loop.evaluate(data)["loss"]
+    assert loss == pytest.approx(float(np.mean(loop.step.model.predict(x, verbose=0) ** 2)), rel=1e-5)
+
+
 @pytest.mark.cannot_compare
 def test_targets_that_are_text_are_named(make_loop: Any) -> None:
     line = make_loop(("mirrored", 2), lambda: sequential((3,), L.Dense(1)))

@@ -344,3 +344,20 @@ def test_a_model_in_place_of_a_step(strategy_of: Any) -> None:
     strategy = strategy_of("one_device", 1)
     with pytest.raises(StepError, match=r"Sequential is a Keras model, and Loop takes a step.*from_compiled"):
         mk.train.Loop(strategy, named("net"))
+
+
+@pytest.mark.parametrize("when", [True, False])
+def test_values_that_are_returned_in_training_alone_or_outside_of_it_are_refused(
+    when: bool, strategy_of: Any, x: np.ndarray
+) -> None:
+    strategy = strategy_of("mirrored", 2)
+    with strategy.scope():
+        net, optimizer = sequential((6,), L.Dense(1)), keras.optimizers.SGD(0.1)
+
+    def loss_fn(batch: Any, training: bool) -> Any:
+        values = net(batch[0])[:, 0] ** 2
+        return {"loss": values, "more": values} if training is when else {"loss": values}
+
+    loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn))
+    with pytest.raises(StepError, match=r"Return values of the same names"):
+        loop.fit(mk.data.batches(mk.data.arrays(x), global_batch_size=8), verbose=0)

@@ -134,3 +134,26 @@ def test_a_model_that_computes_in_float64_gets_it(make_loop: Any) -> None:
     np.testing.assert_allclose(loop.predict(data), predicted, atol=1e-6)
     assert loop.evaluate(data)["loss"] == pytest.approx(((predicted - Y) ** 2).mean(), rel=1e-6)
     assert loop.fit(data, verbose=0).history["loss"][0] < 10
+
+
+# --- a model in a model
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_the_metrics_of_a_compiled_model_in_the_model_are_not_those_of_the_step(has_run: bool, make_loop: Any) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 24, 4)).astype("float32")
+
+    def net() -> Any:
+        base = sequential((4,), L.Dense(4))
+        base.compile("sgd", "mse", metrics=["mae"])
+        if has_run:
+            base.evaluate(x, y, verbose=0)
+        return sequential((4,), base, L.Dense(1))
+
+    loop = make_loop(("mirrored", 2), net, metrics=["mae"])
+    logs = loop.evaluate(plain_dataset(x, y[:, :1], batch=10))
+    errors = loop.step.model.predict(x, verbose=0) - y[:, :1]
+    assert logs == {
+        "loss": pytest.approx(np.mean(errors**2), rel=1e-5),
+        "mae": pytest.approx(np.mean(np.abs(errors)), rel=1e-5),
+    }

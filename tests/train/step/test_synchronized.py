@@ -277,3 +277,34 @@ def test_masked_inputs_are_refused(make_loop: Any) -> None:
     x = np.ones((12, 3, 2), "float32")
     with pytest.raises(StepError, match="mask"):
         make_loop(THREE, net).fit(plain_dataset(x, x[:, 0, :1], batch=6), verbose=0)
+
+
+class Keeps(L.Layer):
+    """Keeps, over a message, what it is to add afterwards: in a list, a dict, or by a counter."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.kept = kind, 0, {}
+        self.first, self.norm = L.Dense(3), L.BatchNormalization(synchronized=True)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        own = self.first(x)
+        self.count = 1
+        self.kept = {"x": own} if self.kind == "dict" else [[own]]
+        found = self.norm(own, training=training)
+        self.count += 1
+        if self.kind == "counter":
+            return found * self.count
+        return found + (self.kept["x"] if self.kind == "dict" else self.kept[0][0])
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "counter"])
+def test_what_a_layer_keeps_over_a_message_is_its_replica_s(kind: str, make_loop: Any, images: Any) -> None:
+    def net() -> Any:
+        return sequential((4, 4, 1), L.Flatten(), Keeps(kind), L.Dense(1))
+
+    loop = make_loop(("mirrored", 2), net, _sgd)
+    model, batches = keras_twin(net, loop), cut(*images, sizes=[14, 10])
+    losses = train_by_hand(model, _sgd(), batches)
+    np.testing.assert_allclose([logs["loss"] for logs in train(loop, batches)], losses, rtol=1e-5)
+    assert largest_difference(loop.step.model.get_weights(), model.get_weights()) < 1e-5

@@ -11,7 +11,7 @@ from installed_versions import needs_keras
 from training_helpers import assert_same_logs, classifier, keras_twin, line_net, plain_dataset
 
 from mirrorkit._keras import keras
-from mirrorkit.errors import StepError
+from mirrorkit.errors import NonFiniteLossError, StepError
 
 L = keras.layers
 
@@ -227,3 +227,48 @@ def test_a_metric_of_the_users_own_counts_on_int32(make_loop: Any, numbers: Any)
     loop = make_loop(("mirrored", 2), lambda: classifier(3, "softmax"), **options)
     logs = loop.evaluate(plain_dataset(*classes, batch=20))
     assert logs["hits"] == pytest.approx(60 * logs["accuracy"])
+
+
+class Ratio(keras.Model):  # type: ignore[name-defined, misc]
+    """Logs no loss, and a metric that is 0 / 0 in a batch without positives."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = tf.reduce_mean((y_pred - y) ** 2)
+        self.hits.update_state(y, y_pred)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"hits": self.hits.result()}
+
+
+class Share(keras.metrics.Metric):  # type: ignore[name-defined, misc]
+    """The share of positives that are found."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hits")
+        self.found, self.all = (self.add_variable((), "zeros", name=name) for name in ("found", "all"))
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        positive = tf.cast(y > 0, tf.float32)
+        self.found.assign_add(tf.reduce_sum(positive * tf.cast(y_pred > 0, tf.float32)))
+        self.all.assign_add(tf.reduce_sum(positive))
+
+    def result(self) -> Any:
+        return self.found / self.all
+
+
+def test_a_metric_without_a_value_in_a_batch_does_not_end_the_training(loop_over: Any) -> None:
+    def make() -> Any:
+        inputs = keras.Input((4,))
+        model = Ratio(inputs, L.Dense(1)(inputs))
+        model.hits = Share()
+        model.compile("sgd")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    y = np.repeat([[-1.0], [1.0]], 8, axis=0).astype("float32")  # the first batch has no positive
+    loop = loop_over(make, ("one_device", 1), unchecked=["rows"])
+    assert np.isfinite(loop.fit(plain_dataset(x, y, batch=8), verbose=0).history["hits"][0])
+    with pytest.raises(NonFiniteLossError):
+        loop.fit(plain_dataset(x, np.full_like(y, np.inf), batch=8), verbose=0)
