@@ -6,14 +6,15 @@ from the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import KerasModel, Logs
-from mirrorkit.train.replica_code.pure_step import Ran, metric_variables
+from mirrorkit.train.keras_model.calling import graph_of_now
+from mirrorkit.train.replica_code.pure_step import PureScope, Ran, metric_variables
 from mirrorkit.train.replica_code.step_function import flat_logs
 
 # Layout of the totals, a flat float32 vector: these three, then the metrics' states. LOSS is not finite where any part
@@ -72,7 +73,7 @@ class Totals:
         """Return the totals of one replica's rows, with its part of what divides the gradient."""
         rows = ran.scope.share.rows
         logs = {name: tf.cast(value, tf.float32) for name, value in ran.logs.items()}
-        loss = logs["loss"] if "loss" in logs else _standing_for_loss(ran, logs)
+        loss = logs["loss"] if "loss" in logs else _standing_for_loss(ran.scope, logs.values())
         states = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in ran.metrics]
         return tf.ensure_shape(tf.concat([tf.stack([rows, rows * loss, divisor]), *states], 0), [self.size])
 
@@ -85,13 +86,16 @@ class Totals:
             return flat_logs(self._model.get_metrics_result())
 
 
-def _standing_for_loss(ran: Ran, logs: Logs) -> tf.Tensor:
-    """Return the sum of logs without a loss; finite where what is minimized is: a metric may be 0 / 0 in a batch."""
-    minimized = [] if ran.scope.is_scaled or ran.scope.minimized is None else tf.nest.flatten(ran.scope.minimized)
-    values = [tf.reduce_sum(value) for value in logs.values()]
+def _standing_for_loss(scope: PureScope, logs: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of logs; finite where what is minimized is, if known: a metric may be 0 / 0 in a batch."""
+    # With a loss scale, that may be infinite for a step.
+    minimized = [] if scope.minimized is None or scope.scale is not None else tf.nest.flatten(scope.minimized)
+    minimized = [one for one in minimized if getattr(one, "graph", None) is graph_of_now()]  # not of a loop's body
+    values = [tf.reduce_sum(value) for value in logs]
     if minimized:
         values = [tf.where(tf.math.is_finite(value), value, 0.0) for value in values]
-    return tf.add_n([*values, *(0.0 * tf.reduce_sum(tf.cast(one, tf.float32)) for one in minimized), tf.zeros([])])
+        values += [0.0 * tf.reduce_sum(tf.cast(one, tf.float32)) for one in minimized]
+    return tf.add_n([*values, tf.zeros([])])
 
 
 def metric_names(model: KerasModel) -> list[str]:
