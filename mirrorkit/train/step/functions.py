@@ -167,7 +167,11 @@ class Functions:
         if largest and self.tables and not communicate:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self.optimizer.lazy and what == "train":
-            raise needs_rows("the size of the batch is not known, or several batches make an update")
+            raise needs_rows(
+                "replicas ask each other what divides a mean"
+                if communicate
+                else "the size of the batch is not known, or several batches make an update"
+            )
         if has_no_rows(batch) and not communicate:
             if what not in self.facts_of:
                 self._found(what, like or traced.trace(values, of_size(batch, None), place, total).structured_outputs)
