@@ -41,6 +41,7 @@ class Ambient(threading.local):
             prepares them on the device, and on a GPU every draw then begins with a wait for all the work before it.
         numbers: returns what is folded into each seed that a `SeedGenerator` gives; without a draw it is never called.
         drawing: the strategies whose replicas draw numbers of their own now; the same list in all threads.
+        policy: Keras's dtype policy where a step was made or a loop called last, if any; the same list in all threads.
         draws: the `RowDraws` of the part of a batch that is computed for a check, which gets each of these seeds.
         gather: what `mk.train.all_gather` does: a step knows what a trace of it is a part of.
         save: saves what Python objects keep of a trace, such as the losses that a layer has added, and returns what
@@ -60,6 +61,7 @@ class Ambient(threading.local):
     seeds_on_host = False
     numbers: Callable[[], Any] | None = None
     drawing: ClassVar[list[tf.distribute.Strategy]] = []
+    policy: ClassVar[list[Any]] = []
     draws: Any = None
     gather: Callable[[Any], Any] | None = None
     save: Callable[[], Callable[[], None]] | None = None

@@ -491,3 +491,29 @@ def test_a_loss_that_is_not_registered_is_left_out_of_an_exported_model(
     mk.train.export(model, tmp_path / "model.keras")
     assert "'own'" in caplog.text
     assert not keras.saving.load_model(tmp_path / "model.keras").compiled
+
+
+class Asks(keras.layers.Layer):
+    """Rounds to what the policy of the program says."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.cast(keras.ops.cast(x, keras.config.dtype_policy().compute_dtype), "float32")
+
+
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_code_that_asks_for_the_dtype_policy_gets_it(where: Any, strategy_of: Any) -> None:
+    """Keras keeps it by thread, and replicas and traces have threads of their own."""
+
+    def net() -> Any:
+        parts = keras.layers.Dense(3, dtype="float32"), Asks(dtype="float32"), keras.layers.Dense(1, dtype="float32")
+        model = keras.Sequential([keras.Input((X.shape[1],)), *parts])
+        model.compile("sgd", "mse")
+        return model
+
+    y = X[:, :1]
+    with with_policy("mixed_bfloat16"):
+        model, ours = twins(net, strategy_of(*where))
+        np.testing.assert_allclose(mk.predict(ours, X), model.predict(X, verbose=0), atol=1e-6)
+        losses = mk.fit(ours, X, y, batch_size=len(X), verbose=0).history["loss"]
+        np.testing.assert_allclose(losses, model.fit(X, y, batch_size=len(X), verbose=0).history["loss"], rtol=1e-6)
+        np.testing.assert_allclose(mk.evaluate(ours, X, y, verbose=0), model.evaluate(X, y, verbose=0), rtol=1e-6)

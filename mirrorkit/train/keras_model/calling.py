@@ -35,8 +35,20 @@ def running(model: KerasModel | None, values: Any = None, **more: Any) -> Iterat
     given: dict[str, Any] = {"alone": True, "inlines": True, "on_device": True, "seeds_on_host": True}
     if model is not None:
         given["save"] = _kept_by(layers_of(model))
-    with ambient.set(**given | more), values or contextlib.nullcontext():
+    with _policy_of_the_program(), ambient.set(**given | more), values or contextlib.nullcontext():
         yield
+
+
+@contextmanager
+def _policy_of_the_program() -> Iterator[None]:
+    """Let code that asks for Keras's dtype policy get it: Keras keeps one for each thread."""
+    before = keras.config.dtype_policy()
+    for policy in ambient.policy:
+        keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:

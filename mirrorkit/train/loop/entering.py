@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import place, require_own_process
+from mirrorkit.train.ambient import ambient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +47,7 @@ class Entered:
                     "its position. Callbacks may call evaluate and predict. Call it after that has ended, or use "
                     "another loop with a step of its own."
                 )
+            ambient.policy[:] = [keras.config.dtype_policy()]
             self._running.append(method)
             entered.callback(self._running.pop)
             entered.enter_context(place(" within ".join(f"Loop.{name}" for name in reversed(self._running))))

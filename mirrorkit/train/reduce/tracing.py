@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import ConcreteFunction, Nest
 from mirrorkit.errors import StepError
 from mirrorkit.train.reduce import xla
@@ -141,7 +142,8 @@ def outside_replica(function: Callable[[], T]) -> T:
     """Call `function` as if at the top of a program: no graph, device or strategy around it.
 
     TensorFlow keeps all three by thread, so a thread of its own is outside of them; `tf.init_scope` would leave the
-    replica's device and stop gradient tapes.
+    replica's device and stop gradient tapes. Keras keeps its dtype policy so too, which is carried over.
     """
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    policy = keras.config.dtype_policy()
+    with ThreadPoolExecutor(1, initializer=keras.config.set_dtype_policy, initargs=(policy,)) as thread:
         return thread.submit(function).result()

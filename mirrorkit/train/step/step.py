@@ -13,10 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit import private
+from mirrorkit._keras import keras
 from mirrorkit._types import Batch, KerasModel, KerasOptimizer, Logs, Nest, PerOutput, Spec, Sums, Variable
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, has_copies, local_replica
+from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import build, is_built
 from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.keras_model.outputs import as_computed
@@ -441,6 +443,7 @@ def build_step(
             require_same_rows(batch.x if batch.y is None else batch.present)
             build(model, batch, strategy)
         check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
+    ambient.policy[:] = [keras.config.dtype_policy()]
     trained = _trained(strategy, model, optimizer, options)
     measured = Measured(trained, model, strategy, options)
     shards = strategy.num_replicas_in_sync * options.accumulate
