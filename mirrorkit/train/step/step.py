@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,8 +148,8 @@ class Step:
         self.model = self._trained = model
         self.optimizer, self._options = optimizer, options
         self._built: Supervised | KerasStep | None = None
-        # Earlier calls of `compute` since the last `update` in a graph, by replica and part.
-        self._uses: weakref.WeakKeyDictionary[tf.Graph, Counter[Any]] = weakref.WeakKeyDictionary()
+        # Of each graph, by replica and part: the ids of the totals that `compute` returned since the last `update`.
+        self._computed: weakref.WeakKeyDictionary[tf.Graph, dict[Any, list[int]]] = weakref.WeakKeyDictionary()
 
     @classmethod
     def from_compiled(cls, model: KerasModel, **options: Any) -> Step:
@@ -332,9 +331,9 @@ class Step:
         step.require("train")
         step.prepare(batch)  # which finds out whether replicas communicate
         replica, number = local_replica(step.strategy), tf.get_static_value(part)
-        uses = self._uses.setdefault(tf.compat.v1.get_default_graph(), Counter())
-        sums = step.sums(OwnRows(batch), part, 0 if number is None else uses[replica, number])
-        uses[replica, number] += 1
+        computed = self._computed.setdefault(tf.compat.v1.get_default_graph(), {}).setdefault((replica, number), [])
+        sums = step.sums(OwnRows(batch), part, 0 if number is None else len(computed))
+        computed.append(id(sums["totals"]))
         return sums
 
     @tf.autograph.experimental.do_not_convert
@@ -342,16 +341,17 @@ class Step:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs.
 
         Raises:
-            StepError: `compute` was called for more batches than `accumulate` since the last update.
+            StepError: `sums` are of more batches than `accumulate`.
         """
         step = self.supervised(strategy)
-        uses = self._uses.pop(tf.compat.v1.get_default_graph(), Counter())
-        batches = sum(count for (replica, _), count in uses.items() if replica == 0)  # all call it equally often
-        if batches > self.accumulate:
+        computed = self._computed.pop(tf.compat.v1.get_default_graph(), {})
+        of_first = [one for (replica, _), ids in computed.items() for one in ids if replica == 0]
+        totals = strategy.experimental_local_results(sums["totals"])[0]
+        if len(of_first) > self.accumulate and id(totals) not in of_first:  # of several, that were added up
             raise StepError(
-                f"step.compute was called for {batches} batches since the last step.update, but this step makes an "
-                f"update of {self.accumulate}, so the sum of all would be another gradient. Make it with Step(..., "
-                f"accumulate={batches}) to update once for all of them, or call step.update for each."
+                f"step.compute was called for {len(of_first)} batches since the last step.update, but this step makes "
+                f"an update of {self.accumulate}, so the sum of all would be another gradient. Make it with "
+                f"Step(..., accumulate={len(of_first)}) to update once for all of them, or call step.update for each."
             )
         return step.logs(step.update(sums))
 
