@@ -67,7 +67,7 @@ def main() -> None:
     """Print the answer of the child process: findings, and facts about GPUs, or null where TensorFlow does not load."""
     findings, facts = _answer(json.loads(sys.argv[1]))
     answer = {"findings": [asdict(finding) for finding in findings], "gpus": facts and asdict(facts)}
-    print(f"\n{_ANSWER}{json.dumps(answer)}")  # behind what was printed without the end of a line
+    print(f"\n{_ANSWER}{json.dumps(answer)}")  # after what was printed without a newline
 
 
 def _answer(require: str | None) -> tuple[list[Finding], gpus.Facts | None]:

@@ -32,7 +32,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         **options: of `keras.layers.Layer`, such as `name`.
 
     Raises:
-        StepError: `block` is not a Keras layer, or assigns its weights or variables that are not its own.
+        StepError: `block` is not a Keras layer; or, when called, it assigns a trainable weight, or a variable that is
+            not its own.
     """
 
     def __init__(self, block: KerasLayer, **options: Any) -> None:
@@ -84,8 +85,8 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
                 own = set(map(id, others))
                 if any(before.get(key) is not value for key, value in scope.state_mapping.items() if key not in own):
                     raise StepError(
-                        f"{self.block.name!r} assigns a weight that is trained, as SpectralNormalization does, or a "
-                        "variable that is not its own, which would be lost. Leave what does that out of Recompute."
+                        f"{self.block.name!r} assigns a trainable weight, as SpectralNormalization does, or a variable "
+                        "that is not its own. Recompute would lose the new value. Leave that layer outside of it."
                     )
                 found["outputs"], found["losses"] = outputs, list(scope.losses)
                 found["state"] = [scope.get_current_value(variable) for variable in others]

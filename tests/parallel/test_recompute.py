@@ -186,7 +186,7 @@ def test_inputs_by_position_and_what_is_no_layer_are_refused() -> None:
     with pytest.raises(StepError, match="found <function"):
         mk.parallel.Recompute(lambda x: x)
     block = L.SpectralNormalization(L.Dense(4))
-    with pytest.raises(StepError, match=r"'spectral_normalization.*' assigns a weight that is trained"):
+    with pytest.raises(StepError, match=r"'spectral_normalization.*' assigns a trainable weight"):
         mk.parallel.Recompute(block)(tf.ones([2, 4]), training=True)
 
 

@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 def plain_attributes(one: Any, *kinds: type) -> dict[str, Any]:
     """Return the numbers, texts, and lists and dicts of them, also nested, among what an object has of its own.
 
-    Further `kinds` may be among them.
+    Values of further `kinds` count as plain too.
     """
     known: tuple[Any, ...] = (*_PLAIN, *kinds)
     return {name: value for name, value in vars(one).items() if name not in _of_keras() and _is_plain(value, known)}

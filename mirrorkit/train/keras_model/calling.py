@@ -22,6 +22,8 @@ from mirrorkit.train.keras_model.attributes import contents_of, plain_attributes
 from mirrorkit.train.keras_model.layer_state import is_generator, layers_of, training_argument
 from mirrorkit.variables import ValueScope
 
+_TENSORS = tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices
+
 
 @contextmanager
 def running(model: KerasModel | None, values: Any = None, **more: Any) -> Iterator[None]:
@@ -43,8 +45,9 @@ def running(model: KerasModel | None, values: Any = None, **more: Any) -> Iterat
 def _policy_of_the_program() -> Iterator[None]:
     """Let code that asks for Keras's dtype policy get it: Keras keeps one for each thread."""
     before = keras.config.dtype_policy()
-    for policy in ambient.policy:
-        keras.config.set_dtype_policy(policy)
+    if before.name == keras.config.floatx():  # as in a thread in which nobody has set one
+        for policy in ambient.policy:
+            keras.config.set_dtype_policy(policy)
     try:
         yield
     finally:
@@ -53,11 +56,11 @@ def _policy_of_the_program() -> Iterator[None]:
 
 def _kept_by(layers: Sequence[KerasLayer]) -> Callable[[], Callable[[], None]]:
     """Return what saves the attributes of a user's layers, and which losses each layer has added; see `switching`."""
-    # Keras's own layers keep no tensors.
+    # Keras's own layers keep nothing over a message.
     users = [layer for layer in layers if not type(layer).__module__.startswith("keras.")]
 
     def save() -> Callable[[], None]:
-        kept = [plain_attributes(layer, tf.Tensor) for layer in users]
+        kept = [plain_attributes(layer, *_TENSORS) for layer in users]
         contents = list(contents_of(kept))
         # Private to Keras: in a stateless scope a layer knows by these which of the scope's losses are its own.
         losses = [set(layer._loss_ids) for layer in layers]

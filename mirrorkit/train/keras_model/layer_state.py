@@ -125,8 +125,8 @@ def combined(old: tf.Tensor, total: tf.Tensor, examples: tf.Tensor) -> tf.Tensor
 
 
 def summed_as(dtype: tf.DType) -> tf.DType:
-    """Return the dtype in which sums over replicas lose nothing that one of these numbers holds."""
-    return tf.float32 if dtype in (tf.float32, tf.float16, tf.bfloat16, tf.bool) else tf.float64
+    """Return the dtype in which such numbers are summed over replicas; that of most, so that they share a message."""
+    return tf.float64 if dtype.size == 8 else tf.float32
 
 
 def _integer(value: tf.Tensor) -> tf.Tensor:

@@ -119,7 +119,7 @@ class Fit:
         """Validate where that is due, and tell the callbacks that a call has ended, with the last batch of it."""
         position, step, later = self.position, self.passes.step, self.passes.later
         if position.validating:
-            logs = logs | self.validation.logs(self.passes, self.hooks, within=True)
+            logs = logs | self.validation.logs(self.passes, self.hooks)
             position.validating = False
         self.hooks.on_train_batch_end(seen, dict(logs))
         due = self.finite.is_due, self.finite.watched != [] and later.is_due(position.steps)

@@ -289,7 +289,7 @@ class Loop:
         passes, inputs = self._reads(data, "evaluate", steps=steps)
         hooks = callback_list(self, passes.step.model, callbacks, verbose=verbose, epochs=1, steps=inputs.steps)
         with explained(self.strategy):
-            return passes.test(inputs, hooks)
+            return passes.test(inputs, hooks, within=self.running is not None)
 
     @checks_arguments(StepError)
     @one_at_a_time

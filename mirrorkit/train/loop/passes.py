@@ -44,7 +44,7 @@ class Passes:
     def test(self, data: Input, hooks: Any, *, averaged: bool = False, within: bool = False) -> dict[str, Any]:
         """Evaluate all the data from its beginning, perhaps with the averages of the weights; return logs.
 
-        `within` says that it is in the middle of an epoch, whose metrics go on after it.
+        `within` says that it is within a fit, whose metrics go on after it.
         """
         if averaged:
             with self.step.averaged():

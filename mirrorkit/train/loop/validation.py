@@ -54,11 +54,11 @@ class Validation:
         """Whether one comes where a call ends that began after so many batches of the epoch."""
         return self.every is not None and after // self.every > before // self.every
 
-    def logs(self, passes: Any, hooks: Any, *, within: bool = False) -> dict[str, Any]:
-        """Validate, perhaps `within` an epoch, and return its logs with Keras's prefix."""
+    def logs(self, passes: Any, hooks: Any) -> dict[str, Any]:
+        """Validate, and return its logs with Keras's prefix."""
         if self._data is None:  # a run goes on that had something to validate on
             return {}
-        logs = passes.test(self._data, hooks, averaged=self.averaged, within=within)
+        logs = passes.test(self._data, hooks, averaged=self.averaged, within=True)
         return {f"val_{name}": value for name, value in logs.items()}
 
 

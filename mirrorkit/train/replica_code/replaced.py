@@ -97,6 +97,24 @@ def _apply(original: Any, optimizer: KerasOptimizer, grads: Sequence[Any], *args
     found.setdefault(id(optimizer), (optimizer, used))
 
 
+def note_own_apply(optimizer: KerasOptimizer) -> None:
+    """Let an `apply` of a user's class be noted as Keras's is: the update calls it, with the reduced gradients."""
+    kinds: Sequence[Any] = type(optimizer).__mro__
+    for kind in kinds:
+        original = vars(kind).get("apply")
+        if original is None or kind.__module__.startswith("keras.") or hasattr(original, "_mirrorkit_original"):
+            continue
+
+        @functools.wraps(original)
+        def apply(*args: Any, original: Any = original, **options: Any) -> Any:
+            is_in_step = ambient.scope is not None or ambient.optimizers is not None
+            call = functools.partial(_apply, original) if is_in_step else original
+            return call(*args, **options)
+
+        apply._mirrorkit_original = original  # type: ignore[attr-defined]
+        kind.apply = apply
+
+
 @replaces("Optimizer.scale_loss", "LossScaleOptimizer.scale_loss", within="scope")
 def _scale_loss(original: Any, optimizer: KerasOptimizer, loss: Any) -> Any:
     scope = ambient.scope

@@ -203,7 +203,11 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
     if type(optimizer).__name__ == "MultiOptimizer":
         raise StepError("MultiOptimizer is not supported in a Step. Use one optimizer for all variables.")
     for name in ("apply_gradients", "scale_loss"):
-        _require_of_keras(optimizer, name, "does not: it would be ignored")
+        if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
+            raise StepError(
+                f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step "
+                "does not: it would be ignored. Change the gradients in update_step, or in a step of your own."
+            )
     replaced = [name for name in vars(optimizer) if callable(getattr(type(optimizer), name, None))]
     if replaced:
         raise StepError(
@@ -217,7 +221,6 @@ def check_optimizer(optimizer: KerasOptimizer) -> None:
 def check_switches(optimizer: KerasOptimizer) -> None:
     """Refuse those of an optimizer's switches that cannot work where each replica makes the same update."""
     _require_no_inner(optimizer)
-    _require_of_keras(optimizer, "apply", "calls twice, on each replica's gradients and on their mean")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise StepError(
             "LossScaleOptimizer decides on one replica whether a step is skipped, so replicas drift apart. Pass its "
@@ -230,15 +233,6 @@ def check_switches(optimizer: KerasOptimizer) -> None:
                 f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Use "
                 f"Step(..., {option}={value})."
             )
-
-
-def _require_of_keras(optimizer: KerasOptimizer, name: str, why: str) -> None:
-    """Refuse an optimizer with a method of its own, of which a step makes something else than Keras."""
-    if not next(kind for kind in type(optimizer).__mro__ if name in vars(kind)).__module__.startswith("keras."):
-        raise StepError(
-            f"{type(optimizer).__name__} overrides {name}, which Keras's own training calls once and a mirrorkit step "
-            f"{why}. Change the gradients in update_step, or with the option transforms=[...] (mk.train.Transform)."
-        )
 
 
 def _require_no_inner(optimizer: KerasOptimizer) -> None:

@@ -65,7 +65,7 @@ class Averages:
 
     @contextmanager
     def exchanged(self, but_for: Sequence[Variable] = ()) -> Iterator[None]:
-        """Exchange weights and averages within the block, `but_for` some averages, on every replica of this worker."""
+        """Exchange weights and averages within the block on every replica of this worker, but for some averages."""
         left = set(map(id, but_for))
         pairs = [pair for pair in zip(self._weights, self.variables, strict=True) if id(pair[1]) not in left]
         self._exchange(pairs)

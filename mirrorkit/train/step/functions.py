@@ -168,7 +168,7 @@ class Functions:
             like = traced.trace(values, of_size(batch, largest), place, total).structured_outputs
         elif self.optimizer.lazy and what == "train":
             raise needs_rows(
-                "replicas ask each other what divides a mean"
+                "replicas exchange numbers within the step"
                 if communicate
                 else "the size of the batch is not known, or several batches make an update"
             )
@@ -256,8 +256,8 @@ class Functions:
                 and not (ran.scope.separates or ambient.draws)
             ):
                 raise StepError(
-                    "A mean over what a mask or weights leave, over several batches of one update, is computed in a "
-                    "graph. Call strategy.run(step.compute, ...) in a tf.function."
+                    f"With accumulate={self.options.accumulate}, a mean over what a mask or weights leave needs a "
+                    "graph. Call strategy.run(step.compute, ...) and step.update in one tf.function."
                 )
             factor, divisor = self._factor(ran, values)
             totals, terms = self.totals.of(ran, divisor), ran.scope.terms

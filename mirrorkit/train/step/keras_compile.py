@@ -125,10 +125,17 @@ class CompiledModel(keras.Model):  # type: ignore[name-defined, misc]
 
     @property
     def metrics(self) -> list[KerasMetric]:
-        """Those of the step, and what the model and its layers measure by themselves; not those of models in it."""
-        layers = [one for one in layers_of(self.model) if one is self.model or not isinstance(one, keras.Model)]
-        metrics = [*super().metrics, *(metric for layer in layers for metric in layer._metrics)]
-        return list({id(metric): metric for metric in metrics}.values())
+        """Those of the step, and what the model and its layers measure by themselves.
+
+        A model in the model has a loss and metrics of its own `compile`, which are none of these.
+        """
+        found = {id(metric): metric for metric in super().metrics}
+        names = {metric.name for metric in found.values()}
+        for layer in layers_of(self.model):
+            is_inner = layer is not self.model and isinstance(layer, keras.Model)
+            own = [metric for metric in layer._metrics if not (is_inner and metric.name in names)]
+            found |= {id(metric): metric for metric in own}
+        return list(found.values())
 
     def compute_loss(self, *args: Any, **options: Any) -> tf.Tensor:
         """Return Keras's; 0 where there is nothing to minimize, and metrics alone are evaluated."""

@@ -33,7 +33,7 @@ from mirrorkit.train.keras_model.outputs import count_examples
 from mirrorkit.train.reduce.tracing import TraceOnce, numbers_by_row
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.pure_step import Share, gather_of, metric_variables
-from mirrorkit.train.replica_code.replaced import require_repeatable
+from mirrorkit.train.replica_code.replaced import note_own_apply, require_repeatable
 from mirrorkit.train.replica_code.scope import ReplicaScope
 from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, require, step_of
 from mirrorkit.train.replica_code.written import (
@@ -144,6 +144,7 @@ class KerasStep(LoopStep):
         with self.strategy.scope():
             names, traced = self._traced(what, element_spec, optimizers=found)
             for optimizer, weights in found.values():
+                note_own_apply(optimizer)
                 try:
                     check_switches(optimizer)
                 except StepError as error:

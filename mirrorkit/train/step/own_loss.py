@@ -119,10 +119,10 @@ class LossModel(Models):
         self, x: Nest, y: Nest, y_pred: Mapping[str, tf.Tensor], sample_weight: Nest = None
     ) -> Mapping[str, Any]:
         """Count the other values, one for each row."""
-        if {*y_pred, "loss"} != {*self._means(), "loss"}:
+        if y_pred.keys() - {"loss"} != self._means().keys():
             raise StepError(
-                f"loss_fn returned {sorted(y_pred)} here, and with training=False {sorted({*self._means(), 'loss'})}. "
-                "Return values of the same names in training and outside of it."
+                f"loss_fn returned {sorted(y_pred)} here, and {sorted({*self._means(), 'loss'})} with training=False. "
+                "Return the same names in both."
             )
         for name, metric in self._means().items():
             metric.update_state(y_pred[name])

@@ -24,6 +24,7 @@ from mirrorkit.train.keras_model.outputs import as_computed
 from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, gather_of
+from mirrorkit.train.replica_code.replaced import note_own_apply
 from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
 from mirrorkit.train.requirements.data import check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import check_model, check_optimizer, check_overrides, overrides_training
@@ -142,8 +143,10 @@ class Step:
         )
 
     def _begin(self, model: KerasModel, optimizer: KerasOptimizer | None, options: Options) -> None:
-        if optimizer is not None and not options.runs_keras:
-            check_optimizer(optimizer)
+        if optimizer is not None:
+            note_own_apply(optimizer)
+            if not options.runs_keras:
+                check_optimizer(optimizer)
         variants.require_compatible(options, optimizer)
         self.model = self._trained = model
         self.optimizer, self._options = optimizer, options
@@ -331,6 +334,7 @@ class Step:
         step.require("train")
         step.prepare(batch)  # which finds out whether replicas communicate
         replica, number = local_replica(step.strategy), tf.get_static_value(part)
+        number = None if number is None else int(number)
         computed = self._computed.setdefault(tf.compat.v1.get_default_graph(), {}).setdefault((replica, number), [])
         sums = step.sums(OwnRows(batch), part, 0 if number is None else len(computed))
         computed.append(id(sums["totals"]))
@@ -341,7 +345,7 @@ class Step:
         """Reduce what `compute` returned on all replicas and write the new values; returns the step's logs.
 
         Raises:
-            StepError: `sums` are of more batches than `accumulate`.
+            StepError: `sums` come from more batches than `accumulate`.
         """
         step = self.supervised(strategy)
         computed = self._computed.pop(tf.compat.v1.get_default_graph(), {})
@@ -349,9 +353,9 @@ class Step:
         totals = strategy.experimental_local_results(sums["totals"])[0]
         if len(of_first) > self.accumulate and id(totals) not in of_first:  # of several, that were added up
             raise StepError(
-                f"step.compute was called for {len(of_first)} batches since the last step.update, but this step makes "
-                f"an update of {self.accumulate}, so the sum of all would be another gradient. Make it with "
-                f"Step(..., accumulate={len(of_first)}) to update once for all of them, or call step.update for each."
+                f"The sums are of {len(of_first)} batches, but this step makes an update of {self.accumulate}, so they "
+                f"do not add up to the gradient of all. Make it with Step(..., accumulate={len(of_first)}), or call "
+                "step.update for each batch."
             )
         return step.logs(step.update(sums))
 

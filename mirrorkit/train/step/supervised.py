@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -125,8 +124,8 @@ class Supervised(LoopStep):
     @property
     def kept(self) -> list[Variable]:
         """The layer state that no update computes, such as a mask, and its averages; after the first step."""
-        changes = self.functions.facts.changes
-        return [*itertools.compress(self.functions.variables.state, map(operator.not_, changes)), *self._kept]
+        state = zip(self.functions.variables.state, self.functions.facts.changes, strict=True)
+        return [*(variable for variable, changes in state if not changes), *self._kept]
 
     @property
     def _kept(self) -> list[Variable]:

@@ -359,5 +359,5 @@ def test_values_that_are_returned_in_training_alone_or_outside_of_it_are_refused
         return {"loss": values, "more": values} if training is when else {"loss": values}
 
     loop = mk.train.Loop(strategy, mk.train.Step.from_loss(net, optimizer, loss_fn))
-    with pytest.raises(StepError, match=r"Return values of the same names"):
+    with pytest.raises(StepError, match=r"Return the same names in both"):
         loop.fit(mk.data.batches(mk.data.arrays(x), global_batch_size=8), verbose=0)

@@ -1,4 +1,4 @@
-"""`Step.from_compiled`: a second compile; logits taken for probabilities; data in float64."""
+"""`Step.from_compiled`: a second compile; logits taken for probabilities; data in float64; what is inside."""
 
 from __future__ import annotations
 
@@ -157,3 +157,72 @@ def test_the_metrics_of_a_compiled_model_in_the_model_are_not_those_of_the_step(
         "loss": pytest.approx(np.mean(errors**2), rel=1e-5),
         "mae": pytest.approx(np.mean(np.abs(errors)), rel=1e-5),
     }
+
+
+class Measures(keras.Model):
+    """A metric of its own, and one that has the name of the step's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(3)
+        self.activity, self.loss_tracker = keras.metrics.Mean("activity"), keras.metrics.Mean("loss")
+
+    def call(self, x: Any) -> Any:
+        y = self.dense(x)
+        self.activity.update_state(keras.ops.abs(y))
+        return y
+
+
+def test_a_model_in_the_model_may_have_a_metric_of_its_own(make_loop: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+    loop = make_loop(("mirrored", 2), lambda: sequential((4,), Measures(), L.Dense(1)))
+    logs = loop.evaluate(plain_dataset(x, x[:, :1], batch=12))
+    inner, model = loop.step.model.layers[0], loop.step.model
+    assert logs == {
+        "loss": pytest.approx(np.mean((model.predict(x, verbose=0) - x[:, :1]) ** 2), rel=1e-5),
+        "activity": pytest.approx(np.mean(np.abs(inner.dense(x))), rel=1e-5),
+    }
+
+
+# --- an optimizer with an `apply` of its own
+
+
+class Scaled(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
+    """Divides each gradient by the root of its norm."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        scaled = [grad / tf.sqrt(tf.norm(grad)) for grad in grads]
+        return super().apply(scaled, trainable_variables)
+
+
+class Twice(keras.Model):
+    """Updates its weights twice with each batch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [keras.Model, Twice])
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_an_apply_of_an_optimizer_s_own_is_called_once_for_the_whole_batch(
+    where: Any, kind: Any, loop_over: Any
+) -> None:
+    def make() -> Any:
+        net = sequential((4,), L.Dense(3, "tanh"), L.Dense(1))
+        model = kind(net.inputs, net.outputs)
+        model.compile(Scaled(0.1), "mse")
+        return model
+
+    loop = loop_over(make, where)
+    data = plain_dataset(*(np.random.default_rng(0).normal(size=(24, n)).astype("float32") for n in (4, 1)), batch=12)
+    loop.fit(data, verbose=0)
+    keras.utils.set_random_seed(0)
+    model = make()
+    model.fit(data, verbose=0)
+    for one, other in zip(loop.step.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

@@ -291,14 +291,18 @@ class Keeps(L.Layer):
         own = self.first(x)
         self.count = 1
         self.kept = {"x": own} if self.kind == "dict" else [[own]]
+        if self.kind == "ragged":
+            self.kept = tf.RaggedTensor.from_tensor(own)
         found = self.norm(own, training=training)
         self.count += 1
         if self.kind == "counter":
             return found * self.count
+        if self.kind == "ragged":
+            return found + self.kept.to_tensor()
         return found + (self.kept["x"] if self.kind == "dict" else self.kept[0][0])
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "counter"])
+@pytest.mark.parametrize("kind", ["list", "dict", "counter", "ragged"])
 def test_what_a_layer_keeps_over_a_message_is_its_replica_s(kind: str, make_loop: Any, images: Any) -> None:
     def net() -> Any:
         return sequential((4, 4, 1), L.Flatten(), Keeps(kind), L.Dense(1))
