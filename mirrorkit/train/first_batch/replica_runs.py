@@ -82,6 +82,9 @@ class ReplicaRuns:
         run: Any = tf.function(on_all, autograph=False) if is_long else on_all
         with unchanged(step.variables):
             step.begin(what)
+            for variable in step.of_epoch:  # with which a reset or a decay within the step is no sum
+                if tf.as_dtype(variable.dtype).is_floating:
+                    assign(variable, tf.fill(variable.shape, tf.constant(3.0, variable.dtype)))
             with at_rest(step.model):
                 gradients = run(self._rows)
             logs = step.logs(tf.constant(0), what)

@@ -36,6 +36,7 @@ from mirrorkit.train.step.loop_step import LoopStep
 _log = logging.getLogger("mirrorkit")
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _PASSIVE = ("keras", "mirrorkit")  # their own batch hooks only look, or know of calls of many steps
 
 _OF_HOOKS = {  # whether under parameter servers: what comes of such hooks, and what else could be asked
@@ -211,6 +212,12 @@ def some_act_on_batches(strategy: tf.distribute.Strategy, callbacks: Any, *, tel
         has = "has a batch hook" if len(names) == 1 else "have batch hooks"
         _log.warning("%s %s of your own%s", ", ".join(names), has, _OF_HOOKS[is_parameter_server(strategy)])
     return bool(max(of_all_workers(strategy, bool(names))))
+
+
+def some_act_on_test_batches(strategy: tf.distribute.Strategy, hooks: Any) -> bool:
+    """Return whether a callback of any worker has a hook of the user's own for the batches of an evaluation."""
+    users = [hook for hook in _TEST_HOOKS for callback in hooks.callbacks if _is_users(callback, hook)]
+    return bool(max(of_all_workers(strategy, bool(users))))
 
 
 def _is_users(callback: Any, hook: str) -> bool:

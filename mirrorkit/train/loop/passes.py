@@ -14,7 +14,7 @@ from mirrorkit.train.calls.length import CallLength
 from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.first_batch.later import LaterChecks
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.loop.callbacks import leave_on_signal
+from mirrorkit.train.loop.callbacks import leave_on_signal, some_act_on_test_batches
 from mirrorkit.train.parameter_server.calls import RemoteCallLength, RemoteCalls
 from mirrorkit.train.step.loop_step import LoopStep, Pass
 from mirrorkit.variables import Snapshot
@@ -36,6 +36,7 @@ class Passes:
         self._strategy = strategy
         self.step = step
         remote = is_parameter_server(strategy)
+        self._is_auto = steps_per_call == "auto" and not remote
         require_same(strategy, "loop", {"steps_per_call": steps_per_call})
         self.calls = (RemoteCalls if remote else Calls)(strategy, step)
         self.later = LaterChecks(step)
@@ -56,10 +57,11 @@ class Passes:
         of_epoch = Snapshot(self.step.of_epoch if within else [])
         self.step.begin("test")
         self.step.model.stop_evaluating = False
+        each_step = self._is_auto and some_act_on_test_batches(self._strategy, hooks)
         hooks.on_test_begin()
         while done != data.steps:
             hooks.on_test_batch_begin(done)
-            result = self.calls.call("test", batches, totals, self.length.next(data.left(done)))
+            result = self.calls.call("test", batches, totals, 1 if each_step else self.length.next(data.left(done)))
             if result.steps == 0:
                 break
             totals = result.totals

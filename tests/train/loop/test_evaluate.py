@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import linear, plain_dataset, sequential
+from training_helpers import line_net, linear, plain_dataset, sequential
 
 from mirrorkit._keras import keras
 from mirrorkit.errors import StepError
@@ -88,3 +88,22 @@ def test_outputs_that_are_not_one_array_are_named(make_loop: Any) -> None:
     with pytest.raises(StepError, match=r"\[None, 5, 2\] .*\[None, 7, 2\]"):
         loop.predict(data)
     assert loop.predict(data.skip(1).take(1)).shape == (8, 7, 2)
+
+
+class StopsAfter(keras.callbacks.Callback):
+    """Ends each evaluation after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating = batch + 1 == self.batches
+
+
+def test_a_hook_of_a_user_s_own_comes_after_each_batch(make_loop: Any, numbers: Any) -> None:
+    loop = make_loop(("mirrored", 2), line_net, steps_per_call="auto")
+    data = plain_dataset(*numbers, batch=10)
+    expected = loop.evaluate(data, steps=2)
+    loop.evaluate(data)  # from now on calls are of more steps
+    assert loop.evaluate(data, callbacks=[StopsAfter(2)]) == expected != loop.evaluate(data)

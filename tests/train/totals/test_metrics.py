@@ -276,3 +276,31 @@ def test_a_metric_without_a_value_in_a_batch_does_not_end_the_training(loop_over
     assert np.isfinite(loop.fit(plain_dataset(x, y, batch=8), verbose=0).history["hits"][0])
     with pytest.raises(NonFiniteLossError):
         loop.fit(plain_dataset(x, np.full_like(y, np.inf), batch=8), verbose=0)
+
+
+class Decayed(Share):
+    """Halves its sums before it adds to them."""
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.found.assign(0.5 * self.found + tf.reduce_sum(tf.abs(y - y_pred)))
+        self.all.assign(0.5 * self.all + tf.cast(tf.size(y), tf.float32))
+
+
+class Resets(keras.Model):  # type: ignore[name-defined, misc]
+    """Logs the metrics of each batch by itself."""
+
+    def train_step(self, data: Any) -> Any:
+        self.reset_metrics()
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(("kind", "metric"), [(keras.Model, Decayed), (Resets, keras.metrics.MeanAbsoluteError)])
+def test_metrics_that_are_not_added_to_are_refused(kind: Any, metric: Any, loop_over: Any, numbers: Any) -> None:
+    def make() -> Any:
+        inputs = keras.Input((4,))
+        model = kind(inputs, L.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[metric()])
+        return model
+
+    with pytest.raises(StepError, match=r"leaves '.*' at .* after all rows"):
+        loop_over(make).fit(plain_dataset(*numbers, batch=20), verbose=0)
