@@ -141,7 +141,7 @@ def check_same_trainable(before: Sequence[tuple[KerasLayer | Variable, bool]]) -
         if part.trainable != was:
             raise StepError(
                 f"`trainable` of {path(part)!r} was changed since this step was built, and would be ignored. Make a "
-                "new optimizer and a new Step after changing it."
+                "new optimizer and a new Step after changing it; with mk.fit, call compile again."
             )
 
 
