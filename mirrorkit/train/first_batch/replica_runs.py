@@ -26,6 +26,10 @@ from mirrorkit.train.step.keras_step import KerasStep
 from mirrorkit.train.step.loop_step import FirstOf, Pass
 from mirrorkit.variables import assign, copies, path, unchanged
 
+# What the sums of metrics begin with: from 0 on, a reset or a decay within the step looks like a sum, and from a number
+# above those that are measured, a maximum like nothing.
+_BEGIN = -3.7
+
 
 class ReplicaRuns:
     """Runs a step on some rows; see `PureRuns`."""
@@ -82,9 +86,10 @@ class ReplicaRuns:
         run: Any = tf.function(on_all, autograph=False) if is_long else on_all
         with unchanged(step.variables):
             step.begin(what)
-            for variable in step.of_epoch:  # with which a reset or a decay within the step is no sum
-                if tf.as_dtype(variable.dtype).is_floating:
-                    assign(variable, tf.fill(variable.shape, tf.constant(3.0, variable.dtype)))
+            for variable in step.of_epoch:
+                value = copies(variable)[0].numpy()
+                if tf.as_dtype(variable.dtype).is_floating and not np.any(value):
+                    assign(variable, value + _BEGIN)
             with at_rest(step.model):
                 gradients = run(self._rows)
             logs = step.logs(tf.constant(0), what)

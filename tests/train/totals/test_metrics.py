@@ -286,6 +286,17 @@ class Decayed(Share):
         self.all.assign(0.5 * self.all + tf.cast(tf.size(y), tf.float32))
 
 
+class Largest(Share):
+    """The largest error."""
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.found.assign(tf.maximum(self.found, tf.reduce_max(tf.abs(y - y_pred))))
+        self.all.assign_add(0.0)
+
+    def result(self) -> Any:
+        return self.found
+
+
 class Resets(keras.Model):  # type: ignore[name-defined, misc]
     """Logs the metrics of each batch by itself."""
 
@@ -294,7 +305,9 @@ class Resets(keras.Model):  # type: ignore[name-defined, misc]
         return super().train_step(data)
 
 
-@pytest.mark.parametrize(("kind", "metric"), [(keras.Model, Decayed), (Resets, keras.metrics.MeanAbsoluteError)])
+@pytest.mark.parametrize(
+    ("kind", "metric"), [(keras.Model, Decayed), (keras.Model, Largest), (Resets, keras.metrics.MeanAbsoluteError)]
+)
 def test_metrics_that_are_not_added_to_are_refused(kind: Any, metric: Any, loop_over: Any, numbers: Any) -> None:
     def make() -> Any:
         inputs = keras.Input((4,))
