@@ -109,7 +109,8 @@ NEEDS = (
     Names(
         "model",
         "_flatten_layers _loss_ids _metrics",
-        "layers inside layers, where the public `layers` stops at the model's own; and which losses a layer has added",
+        "layers inside layers, where the public `layers` stops at the model's own; which losses a layer has added, and "
+        "which metrics are its own",
     ),
     Names(
         "compiled",

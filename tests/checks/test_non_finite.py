@@ -90,6 +90,19 @@ def test_all_is_well_and_nothing_is_changed(strategy_of: Any) -> None:
         np.testing.assert_array_equal(old, new.numpy())
 
 
+def test_the_metrics_of_a_compiled_model_stay() -> None:
+    """Those that Keras adds up of each output's loss, too."""
+    inputs = keras.Input((X.shape[1],))
+    model = keras.Model(inputs, {name: L.Dense(1, name=name)(inputs) for name in ("a", "b")})
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    targets = {"a": Y, "b": Y}
+    model.evaluate(X, targets, verbose=0)
+    before = [variable.numpy() for variable in model.metrics_variables]
+    assert any(map(np.any, before))
+    assert mk.checks.find_non_finite(model, (X, targets)) is None
+    assert [variable.numpy() for variable in model.metrics_variables] == before
+
+
 def test_what_came_before_the_first_layer(strategy_of: Any) -> None:
     step = step_for(strategy_of("mirrored", 2), lambda: sequential(L.Dense(1, name="line")))
     bad_x, bad_y, weights = X.copy(), Y.copy(), np.ones(8, "float32")

@@ -501,7 +501,7 @@ class Asks(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
-def test_code_that_asks_for_the_dtype_policy_gets_it(where: Any, strategy_of: Any) -> None:
+def test_code_that_asks_for_the_dtype_policy_gets_it(where: Any, strategy_of: Any, tmp_path: Path) -> None:
     """Keras keeps it by thread, and replicas and traces have threads of their own."""
 
     def net() -> Any:
@@ -517,3 +517,6 @@ def test_code_that_asks_for_the_dtype_policy_gets_it(where: Any, strategy_of: An
         losses = mk.fit(ours, X, y, batch_size=len(X), verbose=0).history["loss"]
         np.testing.assert_allclose(losses, model.fit(X, y, batch_size=len(X), verbose=0).history["loss"], rtol=1e-6)
         np.testing.assert_allclose(mk.evaluate(ours, X, y, verbose=0), model.evaluate(X, y, verbose=0), rtol=1e-6)
+        mk.train.export(ours, tmp_path / "exported")
+        loaded = tf.saved_model.load(tmp_path / "exported")  # kept, or its variables would be deleted
+        np.testing.assert_allclose(loaded.serve(X), mk.predict(ours, X), atol=1e-6)

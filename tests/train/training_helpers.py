@@ -156,6 +156,18 @@ def line_net() -> Any:
     return sequential((4,), keras.layers.Dense(1, name="line"))
 
 
+class Twice(keras.Model):  # type: ignore[name-defined, misc]
+    """Updates its weights twice with each batch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 def tanh_net() -> Any:
     """A smooth net of four inputs, with a hidden layer."""
     return sequential((4,), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(1))

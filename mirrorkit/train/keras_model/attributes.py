@@ -46,7 +46,7 @@ def attributes_kept(objects: Iterable[Any]) -> Iterator[None]:
     """
     own = [one for one in objects if hasattr(one, "__dict__") and not type(one).__module__.startswith("keras.")]
     before = [(vars(one), plain_attributes(one)) for one in own]
-    contents = [pair for _, values in before for pair in contents_of(list(values.values()))]
+    contents = list(contents_of([values for _, values in before]))
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,8 +217,9 @@ def some_act_on_batches(strategy: tf.distribute.Strategy, callbacks: Any, *, tel
 
 def some_act_on_test_batches(strategy: tf.distribute.Strategy, hooks: Any) -> bool:
     """Return whether a callback of any worker has a hook of the user's own for the batches of an evaluation."""
-    users = [hook for hook in _TEST_HOOKS for callback in hooks.callbacks if _is_users(callback, hook)]
-    return bool(max(of_all_workers(strategy, bool(users))))
+    pairs = itertools.product(hooks.callbacks, _TEST_HOOKS)
+    is_own = any(itertools.starmap(_is_users, pairs))
+    return bool(max(of_all_workers(strategy, is_own)))
 
 
 def _is_users(callback: Any, hook: str) -> bool:

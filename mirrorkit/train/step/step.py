@@ -349,7 +349,9 @@ class Step:
         """
         step = self.supervised(strategy)
         computed = self._computed.pop(tf.compat.v1.get_default_graph(), {})
-        of_first = [one for (replica, _), ids in computed.items() for one in ids if replica == 0]
+        of_first: list[int] = []  # all replicas call it equally often
+        for (replica, _), ids in computed.items():
+            of_first += ids if replica == 0 else []
         totals = strategy.experimental_local_results(sums["totals"])[0]
         if len(of_first) > self.accumulate and id(totals) not in of_first:  # of several, that were added up
             raise StepError(

@@ -100,8 +100,8 @@ def _standing_for_loss(scope: PureScope, logs: Iterable[tf.Tensor]) -> tf.Tensor
 
 def metric_names(model: KerasModel) -> list[str]:
     """Return the names of a model's metrics in order, also of those that Keras keeps in one."""
-    return [
-        one.name
-        for metric in model.metrics
-        for one in (metric.metrics if metric.name == "compile_metrics" else [metric])
-    ]
+    names: list[str] = []
+    for metric in model.metrics:
+        is_several = metric.name == "compile_metrics"
+        names += [one.name for one in metric.metrics] if is_several else [metric.name]
+    return names

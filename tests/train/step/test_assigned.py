@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from step_helpers import with_policy
-from training_helpers import plain_dataset, sequential
+from training_helpers import Twice, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -44,18 +43,6 @@ class Remembers(L.Layer):
 def net() -> Any:
     keras.utils.set_random_seed(0)
     return sequential((4,), Remembers(), L.Dense(1))
-
-
-class Twice(keras.Model):  # type: ignore[name-defined, misc]
-    """Updates its weights twice with each batch."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
 
 
 def _ends(model: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_helpers import plain_dataset, sequential
+from training_helpers import Twice, plain_dataset, sequential
 
 import mirrorkit as mk
 from mirrorkit._keras import keras
@@ -193,18 +193,6 @@ class Scaled(keras.optimizers.SGD):  # type: ignore[name-defined, misc]
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         scaled = [grad / tf.sqrt(tf.norm(grad)) for grad in grads]
         return super().apply(scaled, trainable_variables)
-
-
-class Twice(keras.Model):
-    """Updates its weights twice with each batch."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
 
 
 @pytest.mark.parametrize("kind", [keras.Model, Twice])

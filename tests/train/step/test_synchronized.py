@@ -284,25 +284,30 @@ class Keeps(L.Layer):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.count, self.kept = kind, 0, {}
+        self.kind, self.count, self.kept, self.same = kind, 0, {}, []
         self.first, self.norm = L.Dense(3), L.BatchNormalization(synchronized=True)
 
     def call(self, x: Any, training: bool | None = None) -> Any:
         own = self.first(x)
         self.count = 1
         self.kept = {"x": own} if self.kind == "dict" else [[own]]
+        if self.kind == "list that stays":
+            self.same.clear()
+            self.same.append(own)
         if self.kind == "ragged":
             self.kept = tf.RaggedTensor.from_tensor(own)
         found = self.norm(own, training=training)
         self.count += 1
         if self.kind == "counter":
             return found * self.count
+        if self.kind == "list that stays":
+            return found + self.same[0]
         if self.kind == "ragged":
             return found + self.kept.to_tensor()
         return found + (self.kept["x"] if self.kind == "dict" else self.kept[0][0])
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "counter", "ragged"])
+@pytest.mark.parametrize("kind", ["list", "list that stays", "dict", "counter", "ragged"])
 def test_what_a_layer_keeps_over_a_message_is_its_replica_s(kind: str, make_loop: Any, images: Any) -> None:
     def net() -> Any:
         return sequential((4, 4, 1), L.Flatten(), Keeps(kind), L.Dense(1))
