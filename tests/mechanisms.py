@@ -140,11 +140,11 @@ MECHANISMS = (
         "tests/train/step/test_clock.py",
     ),
     Mechanism(
-        "a label that is no class is refused",
-        "mirrorkit/train/totals/losses.py",
-        "if len(others):",
-        "if False:",
-        "tests/train/totals/test_labels.py",
+        "a label that is no class is named",
+        "mirrorkit/train/calls/data_errors.py",
+        "if found := _LABEL.search(message):",
+        "if found := None:",
+        "tests/train/calls/test_data_errors.py",
     ),
     Mechanism(
         "when a worker fails the launcher ends the others",

@@ -271,6 +271,21 @@ def test_predict_is_that_of_keras(pair: tuple[Any, Any], call: Call) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+def test_a_frozen_model_is_evaluated(strategy_of: Any) -> None:
+    """It was refused, since it has nothing to train."""
+
+    def frozen() -> Any:
+        model = plain()
+        model.trainable = False
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    model, ours = twins(frozen, strategy_of("mirrored", 2))
+    expected = model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(mk.evaluate(ours, X, Y, verbose=0), expected, rtol=2e-5)
+    np.testing.assert_allclose(mk.predict(ours, X), model.predict(X, verbose=0), atol=2e-5)
+
+
 def test_a_shuffle_is_that_of_the_seed_in_the_report(strategy_of: Any) -> None:
     """Keras, fed the same order, trains the same."""
     model, ours = twins(plain, strategy_of("mirrored", 2))

@@ -10,7 +10,6 @@ import tensorflow as tf
 from mirrorkit.errors import DataError
 from mirrorkit.train.keras_model.outputs import INPUT_NAME
 from mirrorkit.train.requirements.data import ANY_ROWS, asserted_rows
-from mirrorkit.train.totals.losses import label_fault
 
 # TensorFlow's own words; tests/train/calls/test_data_errors.py makes each of these errors.
 _TRACEBACK = "\nTraceback (most recent call last):\n"
@@ -50,7 +49,11 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
     at = _at(place(False))
     if found := _LABEL.search(message):
         label = "NaN, or larger than an integer can be" if int(found[1]) == _OF_NAN else found[1]
-        return DataError(label_fault(label, int(found[2]), at))
+        return DataError(
+            f"A label{at} is {label}; the loss takes whole numbers from 0 to {int(found[2]) - 1}, one for each of the "
+            f"{found[2]} values of the model's output. Correct the labels, or give the model an output for each class. "
+            "For labels that should not count: keras.losses.SparseCategoricalCrossentropy(ignore_class=...)."
+        )
     if found := _INDEX.search(message):
         value, size, node = found.groups()
         return DataError(

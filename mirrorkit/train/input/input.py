@@ -47,7 +47,6 @@ class Input:
     Attributes:
         given_spec: shapes and dtypes of the batches; `element_spec` is that of weighed ones, with `class_weight`.
         order: what the order of an epoch's examples depends on, as a `Position` names it.
-        unchecked_labels: those of a set in memory, until they are checked; None where they are elsewhere.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Input:
         self._compared = num_workers(strategy) == 1
         # Each worker reads its own rows of a batch, or all of them where this is None.
         self._context = input_context(strategy) if source.reads_own_rows else None
-        self.unchecked_labels = source.labels
         self.first_epoch = 0  # the epoch that begins with the first batch of endless data
         self._endless: HostIterator | None = None
         self._next = 0  # number of the batch, of all epochs together, that it gives next

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import Batch, Nest
+from mirrorkit._types import Batch
 from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Resident, of_user, untuned
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
@@ -32,12 +32,10 @@ class Source:
         order_version, order_depends_on_workers, reads_own_rows: as of `Recipe`.
         samples_all: whether a sample is of examples from all over the set.
         require: refuses workers whose data are not what they must be; see `same_data.py`.
-        labels: those of a set in memory, unchanged; None where they lie elsewhere, or a `map` may change them.
     """
 
     can_be_read_twice = has_known_end = True
     is_endless = starts_over = samples_all = False
-    labels: Nest = None
     require: Callable[..., None] = staticmethod(require_same_data)
 
     def __init__(self, data: Recipe) -> None:
@@ -105,10 +103,6 @@ class BatchesSource(PreparedSource):
 
     data: Batches
     samples_all = True
-
-    def __init__(self, data: Batches) -> None:
-        super().__init__(data)
-        self.labels = data.split.labels if data.map is None and not data.one_hot else None
 
     def sample(self) -> tf.data.Dataset:
         """Return a batch of examples from all over the set."""

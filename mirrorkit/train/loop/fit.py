@@ -76,7 +76,6 @@ class Fit:
         """Train what is left of the position's epoch; move the position on, call by call. Returns the epoch's logs."""
         passes, position = self.passes, self.position
         totals = self._first_totals()
-        passes.check_labels(self.data)
         check = None if self.report.epochs else passes.later.first(position.steps)
         batches = self.data.epoch(position.epoch, start=position.batch, look_at=passes.step.accumulate, check=check)
         record, logs = Epoch(examples=0, steps=0, seconds=0.0), passes.logs(totals) if position.batch else {}
@@ -160,9 +159,10 @@ def _tell_non_finite(index: int, position: Position, callbacks: list[KerasCallba
     step, epoch, batch = position.steps + index, position.epoch, position.batch + index
     error = NonFiniteLossError(
         f"The loss became NaN or infinite at training step {step} (epoch {epoch}, batch {batch} of it; all counted "
-        "from 0). Lower the learning rate, give Step a clip_norm, or look for bad values in that batch. A loss that "
-        "divides by a number of rows of its own, such as those that a mask leaves, is NaN where a replica has none: "
-        "let it return a value for each example, or give the data sample weights of 0.",
+        "from 0). Lower the learning rate, give Step a clip_norm, or look for bad values in that batch, such as "
+        "a label that is no class of the model's output. A loss that divides by a number of rows of its own, such as "
+        "those that a mask leaves, is NaN where a replica has none: let it return a value for each example, or give "
+        "the data sample weights of 0.",
         step=step,
         epoch=epoch,
         batch=batch,

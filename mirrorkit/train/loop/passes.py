@@ -51,7 +51,6 @@ class Passes:
             with self.step.averaged():
                 return self.test(data, hooks, within=within)
         self.step.prepare(data.element_spec, "test")
-        self.check_labels(data)
         batches = data.epoch(0, look_at=1, check=first_batch_check(self.step, "test"))
         totals, done = self.zeros("test"), 0
         of_epoch = Snapshot(self.step.of_epoch if within else [])
@@ -75,12 +74,6 @@ class Passes:
         hooks.on_test_end(logs)
         of_epoch.put_back()
         return logs
-
-    def check_labels(self, data: Input) -> None:
-        """Check once whether the step takes the labels of a set in memory."""
-        labels, data.unchecked_labels = data.unchecked_labels, None
-        if labels is not None:
-            self.step.check_labels(labels)
 
     def zeros(self, what: Pass = "train") -> tf.Tensor:
         """Return the totals of no batch."""

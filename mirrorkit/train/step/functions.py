@@ -140,11 +140,15 @@ class Functions:
     @property
     def only_read(self) -> list[Variable]:
         """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
-        facts, of_state = self.facts_of.get("train"), self.state.variables
-        state = zip(of_state, facts.changes if facts else [False] * len(of_state), strict=True)
-        traced = self._traced["train"]
+        kept, traced = [self.state.variables[place] for place in self.kept], self._traced["train"]
         read = traced.variables if isinstance(traced, TraceOnce) else []
-        return [*(variable for variable, changes in state if not changes and not is_seed(variable)), *read]
+        return [*(variable for variable in kept if not is_seed(variable)), *read]
+
+    @property
+    def kept(self) -> list[int]:
+        """The places of the layer state that no update computes, such as a mask; none before the step was traced."""
+        facts = self.facts_of.get("train")
+        return [place for place, changes in enumerate(facts.changes) if not changes] if facts else []
 
     def sums(
         self,

@@ -68,10 +68,6 @@ class LoopStep(Protocol):
     def prepare(self, element_spec: Spec, what: Pass = "train") -> None:
         """Check batches like these, and find out, the first time, what their totals hold."""
 
-    def check_labels(self, labels: Nest) -> None:
-        """Refuse labels of a set in memory that the losses cannot take; after `prepare`."""
-        return
-
     def totals_size(self, what: Pass = "train") -> int:
         """Return the number of values in the totals; after `prepare`."""
 

@@ -19,7 +19,7 @@ from mirrorkit.train.requirements.data import told
 from mirrorkit.train.step.keras_compile import compiled_config
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.own_loss import LossModel, names_of_values
-from mirrorkit.train.totals.losses import LabelledLoss, LossCall, labelled, log_names, loss_faults, loss_name
+from mirrorkit.train.totals.losses import LossCall, log_names, loss_faults, loss_name
 
 
 @dataclass(eq=False)
@@ -33,7 +33,6 @@ class Measured:
         options: of the step.
 
     Attributes:
-        labelled: the losses that take class labels.
         functions: the names of the losses' functions, by the name of their log.
     """
 
@@ -41,7 +40,6 @@ class Measured:
     called: KerasModel
     strategy: tf.distribute.Strategy
     options: Options
-    labelled: list[LabelledLoss] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, data: Spec) -> Sequence[tf.Variable]:
@@ -100,5 +98,4 @@ class Measured:
                 f"Keras cannot compute loss and metrics for this data: {told(failure)} Let the data yield (x, y), with "
                 "a target for every output that has a loss or a metric."
             ) from failure
-        self.labelled = labelled(calls, y)
         return list(tape.watched_variables())

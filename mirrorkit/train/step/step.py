@@ -448,7 +448,8 @@ def build_step(
             check_tensors(tuple(batch))
             require_same_rows(batch.x if batch.y is None else batch.present)
             build(model, batch, strategy)
-        check_model(model, scaled=options.loss_scale is not None, trains=options.trains)
+        is_frozen = options.as_compiled and not model.trainable_variables  # which Keras evaluates
+        check_model(model, scaled=options.loss_scale is not None, trains=options.trains and not is_frozen)
     ambient.policy[:] = [keras.config.dtype_policy()]
     trained = _trained(strategy, model, optimizer, options)
     measured = Measured(trained, model, strategy, options)

@@ -37,7 +37,6 @@ from mirrorkit.train.step.loop_step import LoopStep, Need, Pass, no_averages
 from mirrorkit.train.step.measured import Measured
 from mirrorkit.train.step.options import Options
 from mirrorkit.train.step.sharded_slots import WholeSlot
-from mirrorkit.train.totals.losses import check_labels
 from mirrorkit.train.totals.totals import EXAMPLES, LOSS, Totals
 from mirrorkit.variables import own_copy, read
 
@@ -124,16 +123,14 @@ class Supervised(LoopStep):
     @property
     def kept(self) -> list[Variable]:
         """The layer state that no update computes, such as a mask, and its averages; after the first step."""
-        state = zip(self.functions.variables.state, self.functions.facts.changes, strict=True)
-        return [*(variable for variable, changes in state if not changes), *self._kept]
+        state = self.functions.variables.state
+        return [*(state[place] for place in self.functions.kept), *self._kept]
 
     @property
     def _kept(self) -> list[Variable]:
         """The averages of it; none before a step was traced."""
-        facts = self.functions.facts_of.get("train")
-        if facts is None or self.averages is None:
-            return []
-        return [average for index, average in self.averages.of_state.items() if not facts.changes[index]]
+        averages = self.averages.of_state if self.averages else {}
+        return [averages[place] for place in self.functions.kept if place in averages]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be their averages within the block; see `Step.averaged`."""
@@ -166,11 +163,6 @@ class Supervised(LoopStep):
             check_batched(self.trained, batch.x)
         require_same_rows(element_spec)
         self.functions.resolve(batch, what)
-
-    def check_labels(self, labels: Nest) -> None:
-        """Refuse labels of a set in memory that are no classes of the model's outputs; after `prepare`."""
-        if not self.options.takes_batches:
-            check_labels(self.measured.labelled, labels)
 
     def unpack(self, batch: Batch) -> UnpackedBatch:
         """Take a batch apart into what the model is called on, targets and weights."""

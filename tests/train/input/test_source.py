@@ -61,13 +61,6 @@ def test_a_dataset_tells_what_it_can() -> None:
     assert not source_of(dataset.repeat()).starts_over
 
 
-@pytest.mark.parametrize("one_hot", [False, True])
-def test_labels_are_known_as_they_come(one_hot: bool) -> None:
-    source = source_of(mk.data.batches(_split(), global_batch_size=5, one_hot=one_hot))
-    assert (source.labels is None) == one_hot
-    assert source_of(mk.data.batches(_split(), global_batch_size=5, map=lambda x, y: (x, y))).labels is None
-
-
 def test_what_decides_the_order() -> None:
     for make in (mk.data.batches, mk.data.resident):
         recipe = make(_split(), global_batch_size=5, shuffle=True, seed=3)
