@@ -214,7 +214,8 @@ def diffused(rng: np.random.Generator, count: int) -> Rows:
 
 
 def critic_net() -> Any:
-    return net(dense(8, "tanh"), dense(1), shape=(8,))()
+    # The gradient of a last bias is zero, but for rounding, of which Adam makes whole steps.
+    return net(dense(8, "tanh"), dense(1, use_bias=False), shape=(8,))()
 
 
 def critic(nets: Any, batch: Any, training: bool) -> Any:
