@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from mirrorkit._keras import keras
 from mirrorkit._types import KerasLayer, KerasModel, KerasVariable, Nest
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
@@ -151,6 +152,11 @@ def layers_of(model: KerasModel) -> list[KerasLayer]:
 def has_sixteen_bits(model: KerasModel) -> bool:
     """Return whether a layer computes in 16 bits."""
     return any(getattr(layer, "compute_dtype", None) in ("float16", "bfloat16") for layer in layers_of(model))
+
+
+def overrides(model: KerasModel, name: str) -> bool:
+    """Return whether a model, or its class, defines a method that `keras.Model` has too."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def training_argument(model: KerasModel, training: bool) -> dict[str, bool]:

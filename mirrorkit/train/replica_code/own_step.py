@@ -17,12 +17,12 @@ from mirrorkit.optim import trainable_variables
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.attributes import attributes_kept, changed_attributes, written_attributes
 from mirrorkit.train.keras_model.calling import placeholders, read, running
-from mirrorkit.train.keras_model.layer_state import is_generator, some_follow
+from mirrorkit.train.keras_model.layer_state import is_generator, overrides, some_follow
 from mirrorkit.train.reduce.gathering import Gather
 from mirrorkit.train.reduce.tracing import foreign_state, numbers_by_row, outside_replica, writes
 from mirrorkit.train.replica_code.pure_step import NotAFunction, PureScope, Ran, Share, Values, metric_variables
 from mirrorkit.train.replica_code.replaced import require_repeatable
-from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, overrides, step_of
+from mirrorkit.train.replica_code.step_function import as_keras, flat_logs, named_logs, step_of
 from mirrorkit.variables import copies, path
 
 _LINEAR = ("AddV2", "Add", "AddN", "Identity", "StopGradient", "EnsureShape")

@@ -16,7 +16,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import build, require_in_scope
 from mirrorkit.train.keras_model.calling import placeholders
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of, overrides
 from mirrorkit.train.keras_model.outputs import unpack_batch
 from mirrorkit.train.replica_code.replaced import call_inlined
 
@@ -83,11 +83,6 @@ def created_in(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     with tf.variable_creator_scope(create):
         yield
-
-
-def overrides(model: KerasModel, name: str) -> bool:
-    """Return whether a model defines a method that Keras's base class has too."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def named_logs(logs: Any, step: Callable[..., Any]) -> Mapping[str, tf.Tensor]:

@@ -12,7 +12,7 @@ from mirrorkit._types import KerasLayer, KerasModel, KerasOptimizer, KerasVariab
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name
 from mirrorkit.train.keras_model.building import IN_SCOPE
-from mirrorkit.train.keras_model.layer_state import layers_of
+from mirrorkit.train.keras_model.layer_state import layers_of, overrides
 from mirrorkit.train.keras_model.models import Models
 from mirrorkit.variables import native, path
 
@@ -98,7 +98,7 @@ _RUN = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metri
 def overrides_training(model: KerasModel) -> bool:
     """Whether a model says itself how it trains or is evaluated, so that its own code is to be run."""
     check_overrides(model, [name for name in _OVERRIDDEN if name not in _RUN])
-    return isinstance(model, keras.Model) and any(not _is_keras_own(model, name) for name in _RUN)
+    return isinstance(model, keras.Model) and any(overrides(model, name) for name in _RUN)
 
 
 def check_overrides(model: KerasModel, names: Sequence[str] = tuple(_OVERRIDDEN)) -> None:
@@ -115,12 +115,8 @@ def check_predicts_as_keras(model: KerasModel) -> None:
         _require_keras_own(model, name, "that work as the model's last layers, or call the model yourself")
 
 
-def _is_keras_own(model: KerasModel, name: str) -> bool:
-    return getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
-
-
 def _require_keras_own(model: KerasModel, name: str, cure: str) -> None:
-    if isinstance(model, keras.Model) and not _is_keras_own(model, name):
+    if isinstance(model, keras.Model) and overrides(model, name):
         raise StepError(
             f"{type(model).__name__} overrides {name}, which Keras's own training calls and a mirrorkit step does not: "
             f"it would be ignored. Write {cure}."

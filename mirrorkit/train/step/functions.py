@@ -15,7 +15,7 @@ from mirrorkit._types import KerasOptimizer, Nest, Sums, Variable
 from mirrorkit.data import HOST
 from mirrorkit.errors import StepError
 from mirrorkit.train.ambient import ambient
-from mirrorkit.train.keras_model.layer_state import LayerState, is_seed
+from mirrorkit.train.keras_model.layer_state import LayerState, is_seed, overrides
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, count_examples
 from mirrorkit.train.reduce.gathering import rows_of_all
 from mirrorkit.train.reduce.sparse_gradient import SparseGradient
@@ -23,7 +23,6 @@ from mirrorkit.train.reduce.tracing import TraceOnce, require_only_read
 from mirrorkit.train.reduce.transforms import Transforms
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, Ran, Share, Values
-from mirrorkit.train.replica_code.step_function import overrides
 from mirrorkit.train.step import variants
 from mirrorkit.train.step.averages import Averages
 from mirrorkit.train.step.clock import Clock

@@ -19,13 +19,14 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import class_name, has_copies, local_replica
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.building import build, is_built
+from mirrorkit.train.keras_model.layer_state import overrides
 from mirrorkit.train.keras_model.models import shown
 from mirrorkit.train.keras_model.outputs import as_computed
 from mirrorkit.train.reduce.transforms import Transform
 from mirrorkit.train.replica_code.own_step import OwnStep
 from mirrorkit.train.replica_code.pure_step import NotAFunction, gather_of
 from mirrorkit.train.replica_code.replaced import note_own_apply
-from mirrorkit.train.replica_code.step_function import build_as_it_trains, overrides
+from mirrorkit.train.replica_code.step_function import build_as_it_trains
 from mirrorkit.train.requirements.data import check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import check_model, check_optimizer, check_overrides, overrides_training
 from mirrorkit.train.step import variants

@@ -14,10 +14,11 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_tpu, local_replica, require_same
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.keras_model.calling import predict_with, value_scope
+from mirrorkit.train.keras_model.layer_state import overrides
 from mirrorkit.train.keras_model.outputs import UnpackedBatch, as_computed, count_examples, unpack_batch
 from mirrorkit.train.reduce.update import Update
 from mirrorkit.train.replica_code.own_step import OwnStep
-from mirrorkit.train.replica_code.step_function import overrides, require
+from mirrorkit.train.replica_code.step_function import require
 from mirrorkit.train.requirements.data import check_batched, check_tensors, require_same_rows
 from mirrorkit.train.requirements.model import (
     check_predicts_as_keras,
