@@ -9,6 +9,7 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 from jobs import assert_gone
 
 from mirrorkit.errors import ArgumentError, ClusterError
-from mirrorkit.launch import job, launch, launcher
+from mirrorkit.launch import job, launch, launcher, process
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 # Says which processes there are, and stays: itself, and a child that a script of its kind may have.
@@ -106,6 +107,21 @@ def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, nu
     assert sorted(out.splitlines()) == ["worker 0 | saved", "worker 1 | saved"]
     assert f"launch | {number.name}: passed on to every task" in err.splitlines()
     assert_gone([pid for task in tasks for pid in task])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_comes_before_the_script_runs_ends_the_task(number):
+    def pending() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # as Ray starts processes
+        os.kill(os.getpid(), number)
+
+    lifeline, other = os.pipe()
+    command = [sys.executable, "-I", "-S", process._KEEPER, str(lifeline), "", sys.executable, "-c", "print('runs')"]
+    with open(lifeline, "rb"), open(other, "wb"):
+        done = subprocess.run(
+            command, preexec_fn=pending, pass_fds=(lifeline,), start_new_session=True, capture_output=True, timeout=30
+        )
+    assert (done.returncode, done.stdout) == (-number, b"")
 
 
 def test_a_script_that_does_not_leave_is_killed_after_the_grace(script, started):
