@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mirrorkit._types import Json
-from mirrorkit.errors import FileError
 from mirrorkit.within import within
 
 _LONGEST = 3600.0  # seconds; in the block a large file may be fetched
@@ -102,15 +101,13 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a pipe would wait for a writer
+
+    def lock() -> None:
+        with contextlib.suppress(OSError):  # there are no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
     try:
-        try:
-            within(
-                f"Another process, which holds the lock of {folder},", _LONGEST, fcntl.flock, descriptor, fcntl.LOCK_EX
-            )
-        except FileError:
-            raise
-        except OSError:
-            pass  # there are no locks
+        within(f"Another process, which holds the lock of {folder},", _LONGEST, lock)
         yield
     finally:
         os.close(descriptor)

@@ -109,15 +109,14 @@ class Cluster:
             )
 
     def _check_duplicates(self) -> None:
-        by_address: dict[str, list[str]] = {}
+        owners: dict[str, str] = {}
         for task, address in self.addresses.items():
-            by_address.setdefault(address, []).append(task)
-        for address, tasks in by_address.items():
-            if len(tasks) > 1:
+            owner = owners.setdefault(address, task)
+            if owner != task:
                 advice = "Every task needs its own; on one host give each a different port."
-                if "chief" in tasks:
+                if owner == "chief":
                     advice = "A chief is a separate task beside the workers: take its address out of the workers."
-                raise ClusterError(f"{self.source}: {' and '.join(tasks)} have the same address {address}. {advice}")
+                raise ClusterError(f"{self.source}: {owner} and {task} have the same address {address}. {advice}")
 
 
 def jobs(cluster: Cluster) -> dict[str, list[str]]:

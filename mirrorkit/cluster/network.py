@@ -56,12 +56,12 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     tasks_by_host: dict[str, list[str]] = {}
     for task, address in cluster.addresses.items():
         tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
-    unknown = _failing(look_up, tasks_by_host, deadline)
-    if unknown and time.monotonic() < deadline:
-        _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
-    while unknown and time.monotonic() < deadline:
+    unknown, has_told = [*tasks_by_host], False
+    while (unknown := _failing(look_up, unknown, deadline)) and time.monotonic() < deadline:
+        if not has_told:
+            _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
+            has_told = True
         time.sleep(0.5)
-        unknown = _failing(look_up, unknown, deadline)
     if unknown:
         named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
         raise ClusterError(

@@ -77,12 +77,15 @@ def _numbers(ranges: str) -> list[str]:
 
 def expand_counts(expression: str) -> list[int]:
     """Expand the number of tasks on each node: "2(x3),1" is [2, 2, 2, 1]."""
-    matches = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in expression.split(",")]
-    if not all(matches):
-        raise ClusterError(
-            f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."
-        )
-    return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))]
+    counts: list[int] = []
+    for part in expression.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if match is None:
+            raise ClusterError(
+                f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _base_port(environ: Mapping[str, str]) -> int:

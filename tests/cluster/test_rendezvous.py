@@ -153,6 +153,7 @@ STRANGERS = {
     "a task of no name": b'- {"task": ["worker 1"], "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
     "brackets": b"- " + b"[" * 5_000 + b"\n",
     "brackets in a hello": b'- {"task": "worker 1", "tasks": ' + b'{"":' * 900 + b"1" + b"}" * 901 + b"\n",
+    "lists in a name": b'- {"nonce": "%s", "task": ' % (b"0" * 32) + b"[" * 900 + b"]" * 900 + b"}\n",
     "no line": b"x" * 1_000_000,
     "no text": b"\xff\xfe\x00" * 10 + b"\n",
     "UTF-16": '- {"task": "worker 1"}\n'.encode("utf-16"),
@@ -172,6 +173,7 @@ def test_strangers_at_the_port_do_not_disturb(cluster, waiting, caplog):
     assert together(*(as_task(cluster, i) for i in (1, 2))) == [None, None]
     assert host.result() is None
     assert "worker 0 dropped a connection from 127.0.0.1, which " in caplog.text
+    assert "asyncio" not in {record.name for record in caplog.records}, "an error that nobody handles"
     warned = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len([record for record in warned if "dropped" in record.getMessage()]) == 1
 
