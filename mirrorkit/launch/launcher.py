@@ -196,13 +196,8 @@ def _run(job: Job, placement: ThisMachine | RayNodes) -> int:
         stop_signals.put_back(before)
 
 
-def _is_on_a_network() -> bool:
-    """Return whether this machine has another network interface than loopback."""
-    return len(socket.if_nameindex()) > 1
-
-
 def _warn_of_servers() -> None:
-    if _is_on_a_network():
+    if len(socket.if_nameindex()) > 1:  # one is loopback
         tell(
             "warning: TensorFlow's servers in the tasks listen at all interfaces of this machine, without "
             "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "

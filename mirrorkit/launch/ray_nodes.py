@@ -22,9 +22,8 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.cluster import Cluster, as_each_task, unreachable
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
-from mirrorkit.launch.job import ROOM, workers_text
-from mirrorkit.launch.output import tell
-from mirrorkit.launch.process import Tell
+from mirrorkit.launch.output import tell, workers_text
+from mirrorkit.launch.process import ROOM, Tell
 from mirrorkit.launch.ray_slot import Slot
 from mirrorkit.subprocesses import KILL
 

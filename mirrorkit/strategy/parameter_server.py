@@ -19,7 +19,6 @@ from mirrorkit import processor, stop_signals
 from mirrorkit.cluster import Cluster, jobs, require_network, unreachable, with_addresses
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ClusterError, StrategyError
-from mirrorkit.strategy.workers import task_addresses
 
 _log = logging.getLogger("mirrorkit")
 
@@ -60,13 +59,6 @@ def build(devices: Devices, cluster: Cluster | None, *, start_timeout: float) ->
 def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     """Return whether workers train asynchronously under this strategy, their variables on parameter servers."""
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
-
-
-def describe(strategy: tf.distribute.Strategy) -> str:
-    """Return one line with the class and the number of tasks; each worker is one replica."""
-    workers, servers = len(task_addresses(strategy, "worker")), len(task_addresses(strategy, "ps"))
-    # TensorFlow's own name for this class is ParameterServerStrategyV2.
-    return f"ParameterServerStrategy, {workers} worker{'s' if workers > 1 else ''}, {servers} ps"
 
 
 def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> None:
