@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit.errors import ClusterError
 from mirrorkit.printing import few
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.exchange import bytes_of_all_workers, of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy.exchange import bytes_of_all_workers, of_all_workers, place
 from mirrorkit.strategy.workers import by_worker, num_workers
 
 _LONGEST = 200  # characters of a value in an error
@@ -34,14 +34,14 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
     """
     if num_workers(strategy) == 1:
         return
-    said = json.dumps(settings)  # of one byte for each character
-    digest = hashlib.sha256(said.encode()).digest()
+    said = json.dumps(settings).encode()
+    digest = hashlib.sha256(said).digest()
     with saying_what_is_missing(where), place(where):
         if len(set(bytes_of_all_workers(strategy, digest, len(digest)))) == 1:
             return
         longest = int(max(of_all_workers(strategy, len(said))))
-        texts = texts_of_all_workers(strategy, said, longest)
-    raise ClusterError(_difference(strategy, where, [json.loads(text) for text in texts]))
+        values = [json.loads(data.rstrip(b"\0")) for data in bytes_of_all_workers(strategy, said, longest)]
+    raise ClusterError(_difference(strategy, where, values))
 
 
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
