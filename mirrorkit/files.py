@@ -41,9 +41,9 @@ def create(path: Path, content: bytes) -> None:
 
 def this_process(**more: Json) -> bytes:
     """Return a description of this process for a file, for `read_process` and `is_running`, with `more` in it."""
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    of_kernel = {"kernel": _kernel(), "started": _started(os.getpid())}
-    return json.dumps({"host": platform.node(), "pid": os.getpid(), "since": now, **of_kernel, **more}).encode()
+    pid, now = os.getpid(), datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    about = {"host": platform.node(), "pid": pid, "since": now, "kernel": _kernel(), "started": _started(pid)}
+    return json.dumps({**about, **more}).encode()
 
 
 def read_process(path: Path) -> dict[str, Json]:

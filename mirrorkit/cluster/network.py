@@ -48,10 +48,7 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
     pod appears only with the pod.
     """
-
-    def look_up(host: str) -> object:
-        return socket.getaddrinfo(host, None)
-
+    look_up = functools.partial(socket.getaddrinfo, port=None)
     deadline = time.monotonic() + timeout
     tasks_by_host: dict[str, list[str]] = {}
     for task, address in cluster.addresses.items():

@@ -68,8 +68,8 @@ class Job:
             )
         self.least, self.most = map(int, pair)
         whole_number("max_restarts", self.max_restarts, JobError, least=0)
-        for name, value in {"wait": self.wait, "grace": self.grace}.items():
-            seconds(name, value, JobError)
+        seconds("wait", self.wait, JobError)
+        seconds("grace", self.grace, JobError)
         self.may_change = self.least < self.most
         self.events: queue.SimpleQueue = queue.SimpleQueue()
         self.interrupted = 0

@@ -52,11 +52,12 @@ def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
 
 def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:
     """Say what differs, the first few of it, with each worker's value."""
-    keys = dict.fromkeys(key for of_worker in values for key in of_worker)
-    told = [[_shown(of_worker, key) for of_worker in values] for key in keys]
-    differing = [(key, shown) for key, shown in zip(keys, told, strict=True) if len(set(shown)) > 1]
-    said = few([f"{key} is {by_worker(strategy, shown)}" for key, shown in differing], between="; ")
-    return f"The workers do not have the same {where}: {said}. {_CURE}"
+    differing = []
+    for key in dict.fromkeys(key for of_worker in values for key in of_worker):
+        shown = [_shown(of_worker, key) for of_worker in values]
+        if len(set(shown)) > 1:
+            differing.append(f"{key} is {by_worker(strategy, shown)}")
+    return f"The workers do not have the same {where}: {few(differing, between='; ')}. {_CURE}"
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

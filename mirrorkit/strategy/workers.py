@@ -107,6 +107,7 @@ def by_replica(strategy: tf.distribute.Strategy, values: Any) -> list[Any]:
 
 def by_worker(strategy: tf.distribute.Strategy, values: Sequence[str]) -> str:
     """Say who has which: "0.5 on worker 1 and 0.9 on worker 0, worker 2"."""
-    names = list(addresses(strategy))
-    groups = {value: [n for n, v in zip(names, values, strict=True) if v == value] for value in dict.fromkeys(values)}
+    groups: dict[str, list[str]] = {}
+    for name, value in zip(addresses(strategy), values, strict=True):
+        groups.setdefault(value, []).append(name)
     return " and ".join(f"{value} on {', '.join(of_value)}" for value, of_value in groups.items())

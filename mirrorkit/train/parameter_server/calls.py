@@ -209,7 +209,7 @@ def _updates(data: Readable, steps: int, accumulate: int) -> Iterator[list[Batch
     for done in range(data.position, data.position + steps, accumulate):
         wanted = range(done, min(done + accumulate, data.position + steps))
         update = list(itertools.takewhile(lambda batch: batch is not None, map(data.read, wanted)))
-        for number, batch in zip(wanted, update, strict=False):
+        for number, batch in enumerate(update, done):
             require_same_rows(batch, number)
         if len(update) < len(wanted) and data.steps is not None:
             raise StepError(
