@@ -157,12 +157,10 @@ def with_addresses(addresses: Mapping[str, str], tasks: Iterable[str]) -> str:
 
 def _check_address(address: object, who: str) -> None:
     match = (
-        re.fullmatch(r"(\[[^\]\s]+\]|[^:/\s\x00-\x1f]+):([0-9]{1,9})", address) if isinstance(address, str) else None
+        re.fullmatch(r"(?:\[[^\]\s]+\]|[^:/\s\x00-\x1f]+):([0-9]{1,9})", address) if isinstance(address, str) else None
     )
-    if match is None:
-        raise ClusterError(f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://'.")
-    if not 1 <= int(match[2]) <= 65535:
+    if match is None or not 1 <= int(match[1]) <= 65535:
         raise ClusterError(
-            f"{who} has the address {address!r}. The port must be between 1 and 65535; it cannot be 0, "
-            "since the other tasks have to know it."
+            f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://', and a port "
+            "between 1 and 65535, which the other tasks have to know."
         )

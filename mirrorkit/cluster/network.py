@@ -30,16 +30,11 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if len(ports) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))  # as TensorFlow's server will
-            except OSError:
-                continue
-        ports.append(port)
-    if len(ports) < count:
-        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; free some.")
-    return ports
+            return ports
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))  # as TensorFlow's server will
+            ports.append(port)
+    raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; free some.")
 
 
 def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:

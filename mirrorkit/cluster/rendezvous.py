@@ -38,7 +38,7 @@ def wait_for_all(
     cluster: Cluster,
     *,
     timeout: float,
-    must_agree: Mapping[str, Any] | None = None,
+    must_agree: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
 ) -> None:
     """Wait until every chief and worker has called this, and check that all describe the same cluster.
@@ -50,7 +50,7 @@ def wait_for_all(
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
         return
-    hello = {"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}
+    hello = {"task": cluster.task, "tasks": cluster.addresses, **must_agree}
     token = job_token(os.environ if environ is None else environ)
     if cluster.task == tasks[0]:
         _run(_Host(cluster, tasks[1:], hello, token).wait(timeout))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit import cluster as _cluster, devices as _devices
+from mirrorkit import devices as _devices
 from mirrorkit.arguments import checks_arguments, seconds
-from mirrorkit.cluster import Cluster
+from mirrorkit.cluster import Cluster, detect
 from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication, multi_worker, parameter_server, tpu
@@ -71,8 +71,7 @@ def create(
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
     require_own_process("mk.strategy.create")
     seconds("start_timeout", start_timeout, StrategyError)
-    found = _cluster.detect() if cluster is None else cluster
-    strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
+    strategy, why = _BUILDERS[kind](_Request(devices, cluster or detect(), communication, start_timeout, fallback))
     strategy._mirrorkit_why = why  # for the line of a training
     _log.info("%s: %s", describe(strategy), why)
     if any(":CPU:" in name for name in replica_devices(strategy)):

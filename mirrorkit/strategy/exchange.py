@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import ConcreteFunction
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
@@ -131,7 +130,7 @@ def _exchanged(strategy: tf.distribute.Strategy, own: np.ndarray, size: int) -> 
 
 
 @functools.cache
-def _sum_over_workers(strategy: Any, size: int) -> ConcreteFunction:
+def _sum_over_workers(strategy: Any, size: int) -> Any:
     """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
-    add = tf.function(functools.partial(sum_over_workers, strategy), autograph=False)
-    return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
+    spec = tf.TensorSpec([num_workers(strategy), size], tf.float64)
+    return tf.function(functools.partial(sum_over_workers, strategy), autograph=False, input_signature=[spec])

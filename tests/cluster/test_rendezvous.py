@@ -42,7 +42,7 @@ def together(*clusters, timeout=20.0, agree=None, tokens=None):
     def one(cluster, must_agree, token):
         try:
             environ = {} if token is None else {"MIRRORKIT_JOB_TOKEN": token}
-            wait_for_all(cluster, timeout=timeout, must_agree=must_agree, environ=environ)
+            wait_for_all(cluster, timeout=timeout, must_agree=must_agree or {}, environ=environ)
         except ClusterError as error:
             return str(error)
 
@@ -69,7 +69,7 @@ def test_a_chief_beside_the_workers_comes_first_and_parameter_servers_stay_out(c
 
 
 def test_a_task_alone_waits_for_nobody():
-    wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0)
+    wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0, must_agree={})
 
 
 def test_those_who_do_not_come_are_named_everywhere(cluster):

@@ -64,6 +64,6 @@ def test_a_script_that_is_killed_as_its_actor_exits_has_not_failed(
     monkeypatch.setattr(ray_nodes, "_LOOK", 0.0)
     told: list[tuple[str, Any]] = []
     process = ray_nodes.RayProcess(actor, lambda *event: told.append(event))
-    process._follower.join()
+    process._following.result(30)
     assert told[-1] == (what, 137)
     assert [event for event in told if event[0] in ("exit", "lost")] == [(what, 137)]
