@@ -45,7 +45,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             f"Slurm put task {rank} on node {node} of {environ['SLURM_STEP_NODELIST']}, not where block distribution "
             "puts it. Start the tasks with srun --distribution=block."
         )
-    base = _base_port(environ)
+    slot = 7 * number(environ, "SLURM_JOB_ID") + number(environ, "SLURM_STEP_ID", 0)
+    base = number(environ, "MIRRORKIT_PORT", _FIRST_PORT + slot % _SLOTS * _PORTS_PER_SLOT)
     return Cluster(workers=tuple(f"{host}:{base + i}" for i, host in enumerate(hosts)), task_index=rank, source="Slurm")
 
 
@@ -86,10 +87,3 @@ def expand_counts(expression: str) -> list[int]:
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-def _base_port(environ: Mapping[str, str]) -> int:
-    if "MIRRORKIT_PORT" in environ:
-        return number(environ, "MIRRORKIT_PORT")
-    slot = 7 * number(environ, "SLURM_JOB_ID") + number(environ, "SLURM_STEP_ID", 0)
-    return _FIRST_PORT + slot % _SLOTS * _PORTS_PER_SLOT

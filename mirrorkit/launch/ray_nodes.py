@@ -70,12 +70,13 @@ def connected() -> Iterator[None]:
         return
     address = os.environ.get("RAY_ADDRESS") or "auto"
     named = "Start one with `ray start --head`, or name another's in RAY_ADDRESS"
-    if address != "auto" and ("://" in address or ":" not in address):
-        raise ClusterError(
-            f"RAY_ADDRESS is {address!r}, but launch runs on a node of the cluster. {named} as host:port."
-        )
-    if address != "auto" and unreachable({"Ray": address}, seconds=10):  # Ray would wait for minutes
-        raise ClusterError(f"There is no Ray cluster at {address!r}: nobody listens there. {named}.")
+    if address != "auto":
+        if "://" in address or ":" not in address:
+            raise ClusterError(
+                f"RAY_ADDRESS is {address!r}, but launch runs on a node of the cluster. {named} as host:port."
+            )
+        if unreachable({"Ray": address}, seconds=10):  # Ray would wait for minutes
+            raise ClusterError(f"There is no Ray cluster at {address!r}: nobody listens there. {named}.")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError) as error:  # the second, of another version of Ray or Python, among others

@@ -182,7 +182,7 @@ def _central_storage(asked: _Request) -> _Built:
 
 
 def _tpu(asked: _Request) -> _Built:
-    if asked.devices is not None and not isinstance(asked.devices, str):
+    if not isinstance(asked.devices, str | None):
         raise StrategyError(
             f"devices={asked.devices!r} does not name a TPU. Give its name or address, or leave devices out."
         )
