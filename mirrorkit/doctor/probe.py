@@ -50,7 +50,7 @@ def devices(require: str | None, *, workers_here: int) -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         yield Finding("devices", "failure", f"TensorFlow gave no answer within {SECONDS:g} s", _HANGS)
         return
-    _, found, text = child.stdout.partition(f"\n{_ANSWER}")
+    _, found, text = child.stdout.rpartition(f"\n{_ANSWER}")
     if child.returncode or not found:
         how = f"ended with {child.returncode}{'' if found else ', without an answer'}"
         lines = [f"the process that loads TensorFlow {how}", *child.stderr.splitlines()[-5:]]
