@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -106,6 +107,20 @@ def test_two_processes_with_the_same_index_are_refused(cluster):
     errors = together(cluster, as_task(cluster, 1), as_task(cluster, 1))
     assert all("Two processes say that they are worker 1" in error for error in errors[:1])
     assert sum("Two processes" in (error or "") for error in errors) >= 2
+
+
+def test_a_task_that_comes_just_after_the_end_is_not_taken_in(cluster):
+    async def comes():
+        host = rendezvous._Host(cluster, ["worker 1", "worker 2"], {"tasks": cluster.addresses}, None)
+        host._met = asyncio.get_running_loop().create_future()
+        host._met.set_exception(ClusterError("another was refused"))
+        guest = rendezvous._Guest(None, Signature(None, "0" * 32, ""))
+        host.guests.append(guest)
+        host._welcome(guest, a_hello(cluster))
+        host._met.exception()
+        return guest.task
+
+    assert asyncio.run(comes()) == ""
 
 
 def test_tasks_that_were_told_different_things_are_refused(cluster):
