@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mirrorkit._types import Json
-from mirrorkit.errors import FileError
 from mirrorkit.within import within
 
 _LONGEST = 3600.0  # seconds; in the block a large file may be fetched
@@ -42,9 +41,9 @@ def create(path: Path, content: bytes) -> None:
 
 def this_process(**more: Json) -> bytes:
     """Return a description of this process for a file, for `read_process` and `is_running`, with `more` in it."""
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    of_kernel = {"kernel": _kernel(), "started": _started(os.getpid())}
-    return json.dumps({"host": platform.node(), "pid": os.getpid(), "since": now, **of_kernel, **more}).encode()
+    pid, now = os.getpid(), datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    about = {"host": platform.node(), "pid": pid, "since": now, "kernel": _kernel(), "started": _started(pid)}
+    return json.dumps({**about, **more}).encode()
 
 
 def read_process(path: Path) -> dict[str, Json]:
@@ -102,15 +101,13 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a pipe would wait for a writer
+
+    def lock() -> None:
+        with contextlib.suppress(OSError):  # there are no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
     try:
-        try:
-            within(
-                f"Another process, which holds the lock of {folder},", _LONGEST, fcntl.flock, descriptor, fcntl.LOCK_EX
-            )
-        except FileError:
-            raise
-        except OSError:
-            pass  # there are no locks
+        within(f"Another process, which holds the lock of {folder},", _LONGEST, lock)
         yield
     finally:
         os.close(descriptor)

@@ -169,7 +169,7 @@ def tried(address: str, call: Callable[..., T], *args: Any, size: int = 0, **opt
 def _once(address: str, seconds: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
     """Make a call; what it raises loses the secrets that a traceback would print."""
     try:
-        return within(f"The store of {address}", seconds, call, *args, **options)
+        return within(f"The store of {address}", seconds, lambda: call(*args, **options))
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         if shown(text) == text:

@@ -57,5 +57,8 @@ def recorded() -> Iterator[list[RecordedCall]]:
 
 
 def _floats(nest: Any) -> list[tf.Tensor]:
-    tensors = [value for value in keras.tree.flatten(nest) if isinstance(value, tf.Tensor)]
-    return [tensor for tensor in tensors if tensor.dtype.is_floating and not tf.is_symbolic_tensor(tensor)]
+    return [
+        value
+        for value in keras.tree.flatten(nest)
+        if isinstance(value, tf.Tensor) and value.dtype.is_floating and not tf.is_symbolic_tensor(value)
+    ]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mirrorkit.errors import FileError
 
 T = TypeVar("T")
 
 
-def within(what: str, seconds: float | None, call: Callable[..., T], *args: Any, **options: Any) -> T:
+def within(what: str, seconds: float | None, call: Callable[[], T]) -> T:
     """Return what a call returns, or raise what it raises; its thread is left alone where that takes too long.
 
     Raises:
         FileError: `what` has not answered.
     """
-    future = started(lambda: call(*args, **options))
+    future = started(call)
     if not wait([future], seconds).done:
         raise FileError(
             f"{what} has not answered for {seconds:g} s. Check the network, the file system or the server behind it, "

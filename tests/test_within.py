@@ -13,9 +13,9 @@ from mirrorkit.within import within
 
 
 def test_a_call_gives_what_it_gives() -> None:
-    assert within("a sum", 60, sum, (1, 2), start=3) == 6
+    assert within("a sum", 60, lambda: sum((1, 2), start=3)) == 6
     with pytest.raises(ZeroDivisionError):
-        within("a quotient", 60, divmod, 1, 0)
+        within("a quotient", 60, lambda: 1 / 0)
 
 
 def test_one_that_does_not_end_is_named_and_left_alone() -> None:

@@ -109,15 +109,14 @@ class Cluster:
             )
 
     def _check_duplicates(self) -> None:
-        by_address: dict[str, list[str]] = {}
+        owners: dict[str, str] = {}
         for task, address in self.addresses.items():
-            by_address.setdefault(address, []).append(task)
-        for address, tasks in by_address.items():
-            if len(tasks) > 1:
+            owner = owners.setdefault(address, task)
+            if owner != task:
                 advice = "Every task needs its own; on one host give each a different port."
-                if "chief" in tasks:
+                if owner == "chief":
                     advice = "A chief is a separate task beside the workers: take its address out of the workers."
-                raise ClusterError(f"{self.source}: {' and '.join(tasks)} have the same address {address}. {advice}")
+                raise ClusterError(f"{self.source}: {owner} and {task} have the same address {address}. {advice}")
 
 
 def jobs(cluster: Cluster) -> dict[str, list[str]]:
@@ -158,12 +157,10 @@ def with_addresses(addresses: Mapping[str, str], tasks: Iterable[str]) -> str:
 
 def _check_address(address: object, who: str) -> None:
     match = (
-        re.fullmatch(r"(\[[^\]\s]+\]|[^:/\s\x00-\x1f]+):([0-9]{1,9})", address) if isinstance(address, str) else None
+        re.fullmatch(r"(?:\[[^\]\s]+\]|[^:/\s\x00-\x1f]+):([0-9]{1,9})", address) if isinstance(address, str) else None
     )
-    if match is None:
-        raise ClusterError(f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://'.")
-    if not 1 <= int(match[2]) <= 65535:
+    if match is None or not 1 <= int(match[1]) <= 65535:
         raise ClusterError(
-            f"{who} has the address {address!r}. The port must be between 1 and 65535; it cannot be 0, "
-            "since the other tasks have to know it."
+            f"{who} has the address {address!r}. Write host:port, such as 'gpu01:2222'; no 'grpc://', and a port "
+            "between 1 and 65535, which the other tasks have to know."
         )

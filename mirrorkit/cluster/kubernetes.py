@@ -54,10 +54,11 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
     index = number(environ, "JOB_COMPLETION_INDEX")
     count = whole_number("MIRRORKIT_WORKERS", number(environ, "MIRRORKIT_WORKERS"), ClusterError, most=10_000)
     port = number(environ, "MIRRORKIT_PORT", _PORT)
-    job, separator, end = environ["HOSTNAME"].rpartition("-")
-    if not separator or end != str(index):
+    host = environ["HOSTNAME"]
+    job = host.removesuffix(f"-{index}")
+    if job == host:
         raise ClusterError(
-            f"The host name of this pod is {environ['HOSTNAME']!r}, but pod {index} of an Indexed Job is called "
+            f"The host name of this pod is {host!r}, but pod {index} of an Indexed Job is called "
             f"<job>-{index}. Leave `hostname` out of the pod's template, and `hostNetwork` off."
         )
     service = environ["MIRRORKIT_SERVICE"]

@@ -30,16 +30,11 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if len(ports) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))  # as TensorFlow's server will
-            except OSError:
-                continue
-        ports.append(port)
-    if len(ports) < count:
-        raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; free some.")
-    return ports
+            return ports
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))  # as TensorFlow's server will
+            ports.append(port)
+    raise ClusterError(f"{count} free ports are needed between {_PORTS.start} and {_PORTS.stop}; free some.")
 
 
 def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
@@ -48,20 +43,17 @@ def require_network(cluster: Cluster, *, timeout: float = 10.0) -> None:
     Unknown host names are looked up again until `timeout` (seconds for all names together): the name of a Kubernetes
     pod appears only with the pod.
     """
-
-    def look_up(host: str) -> object:
-        return socket.getaddrinfo(host, None)
-
+    look_up = functools.partial(socket.getaddrinfo, port=None)
     deadline = time.monotonic() + timeout
     tasks_by_host: dict[str, list[str]] = {}
     for task, address in cluster.addresses.items():
         tasks_by_host.setdefault(host_and_port(address)[0], []).append(task)
-    unknown = _failing(look_up, tasks_by_host, deadline)
-    if unknown and time.monotonic() < deadline:
-        _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
-    while unknown and time.monotonic() < deadline:
+    unknown, has_told = [*tasks_by_host], False
+    while (unknown := _failing(look_up, unknown, deadline)) and time.monotonic() < deadline:
+        if not has_told:
+            _log.warning("Waiting up to %.0f s for the host names %s to become known.", timeout, ", ".join(unknown))
+            has_told = True
         time.sleep(0.5)
-        unknown = _failing(look_up, unknown, deadline)
     if unknown:
         named = ", ".join(f"{host!r} ({', '.join(tasks_by_host[host])})" for host in unknown)
         raise ClusterError(

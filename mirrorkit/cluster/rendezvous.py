@@ -38,7 +38,7 @@ def wait_for_all(
     cluster: Cluster,
     *,
     timeout: float,
-    must_agree: Mapping[str, Any] | None = None,
+    must_agree: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
 ) -> None:
     """Wait until every chief and worker has called this, and check that all describe the same cluster.
@@ -50,7 +50,7 @@ def wait_for_all(
     tasks = [task for task in cluster.addresses if not task.startswith("ps ")]
     if len(tasks) < 2:
         return
-    hello = {"task": cluster.task, "tasks": cluster.addresses, **(must_agree or {})}
+    hello = {"task": cluster.task, "tasks": cluster.addresses, **must_agree}
     token = job_token(os.environ if environ is None else environ)
     if cluster.task == tasks[0]:
         _run(_Host(cluster, tasks[1:], hello, token).wait(timeout))
@@ -99,7 +99,7 @@ class _Guest:
 
     writer: asyncio.StreamWriter
     signature: Signature
-    is_task: bool = False  # whether it has shown itself to be a task of this job
+    task: str = ""  # its name, once it has shown itself to be a task of this job
 
     def tell(self, **values: Any) -> None:
         """Send it a message."""
@@ -115,7 +115,6 @@ class _Host:
     hello: dict[str, Any]
     token: bytes | None
     guests: list[_Guest] = field(default_factory=list)  # the oldest first
-    present: dict[str, _Guest] = field(default_factory=dict)
     dropped: str = ""  # what the first connection was that was dropped; others may come again and again
 
     async def wait(self, timeout: float) -> None:
@@ -130,17 +129,14 @@ class _Host:
                 lambda: f"{here} has been waiting {_PATIENCE:.0f} s for {few(self._missing, 8)}",
                 lambda: self._did_not_come(timeout),
             )
-            for guest in self.present.values():
-                guest.tell(go=True)
+            self._tell_tasks(go=True)
         except ClusterError as error:
-            for guest in self.guests:
-                if guest.is_task:
-                    guest.tell(error=f"{self.cluster.task} says: {error}")
+            self._tell_tasks(error=f"{self.cluster.task} says: {error}")
             raise
         finally:
             server.close()
             for guest in self.guests:
-                if not guest.is_task:
+                if not guest.task:
                     self._forget(guest)
             # Tasks close first, so that no closed connection of ours keeps the port busy for a while.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -148,13 +144,19 @@ class _Host:
 
     @property
     def _missing(self) -> list[str]:
-        return [task for task in self.others if task not in self.present]
+        present = {guest.task for guest in self.guests}
+        return [task for task in self.others if task not in present]
+
+    def _tell_tasks(self, **values: Any) -> None:
+        for guest in self.guests:
+            if guest.task:
+                guest.tell(**values)
 
     async def let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Greet who has connected, and take it among those present once it has named its task."""
         guest = _Guest(writer, Signature(None, messages.new_nonce(), ""))
         self.guests.append(guest)
-        silent = [one for one in self.guests if not one.is_task]
+        silent = [one for one in self.guests if not one.task]
         if len(silent) > _STRANGERS + len(self.others):
             self._drop(silent[0], "came while too many others had not named a task")
         try:
@@ -169,8 +171,10 @@ class _Host:
             self._drop(guest, "sent a longer line than a task does")
         except messages.NotOurs as error:
             self._drop(guest, str(error) or "sent something else than a task of this version of mirrorkit does")
+        except RecursionError:
+            self._drop(guest, "sent too many lists within each other")
         except (EOFError, OSError):
-            if not guest.is_task:  # a task may leave, and come back
+            if not guest.task:  # a task may leave, and come back
                 self._drop(guest, "left without naming a task")
         except asyncio.CancelledError:
             pass  # all is over: asyncio would print a traceback
@@ -194,35 +198,34 @@ class _Host:
                 gave = "no"
             guest.tell(error=f"{me} says: this task gave {gave} job token. Give all tasks the same {JOB_TOKEN}.")
             raise messages.NotOurs(f"gave {gave} job token ({JOB_TOKEN})")
-        guest.signature, guest.is_task = signature, True
+        if self._met.done():  # a moment ago
+            return
+        guest.signature = signature
         if task not in self.others:
             guest.tell(
                 error=f"{me} says: there is no other task {messages.printable(task, length=50)!r} in its cluster."
             )
             raise messages.NotOurs("named a task that is not in this cluster")
+        is_second, guest.task = task not in self._missing, task
         for name, mine in self.hello.items():
             if name != "task" and hello.get(name) != mine:
                 theirs = messages.printable(repr(hello.get(name)))
-                self._refuse(
+                why = (
                     f"{task} was started with other {name} than {me}: {theirs} instead of "
                     f"{messages.printable(repr(mine))}. Start all tasks with the same."
                 )
+                self._met.set_exception(ClusterError(why))
                 return
-        if task in self.present:
-            self._refuse(
+        if is_second:
+            why = (
                 f"Two processes say that they are {task}. Give each task its own index, and end what is left of an "
                 "earlier run."
             )
-            return
-        self.present[task] = guest
-        for one in self.present.values():
-            one.tell(**{"waiting for": few(self._missing, 8)})
-        if not self._missing and not self._met.done():
-            self._met.set_result(None)
-
-    def _refuse(self, why: str) -> None:
-        if not self._met.done():
             self._met.set_exception(ClusterError(why))
+            return
+        self._tell_tasks(**{"waiting for": few(self._missing, 8)})
+        if not self._missing:
+            self._met.set_result(None)
 
     def _drop(self, guest: _Guest, why: str) -> None:
         if not self.dropped and guest in self.guests:
@@ -234,14 +237,14 @@ class _Host:
     def _forget(self, guest: _Guest) -> None:
         guest.writer.close()
         self.guests = [one for one in self.guests if one is not guest]
-        self.present = {task: one for task, one in self.present.items() if one is not guest}
 
     def _did_not_come(self, timeout: float) -> str:
         named = with_addresses(self.cluster.addresses, self._missing)
+        every = len(self.others) + 1
         return (
-            f"{named} did not start within {timeout:g} s; {len(self.present) + 1} of {len(self.others) + 1} "
-            f"tasks are there ({self.cluster.source}).{self.dropped} Look at their output; they must run the "
-            f"same script and reach {self.cluster.addresses[self.cluster.task]}. A longer start_timeout waits longer."
+            f"{named} did not start within {timeout:g} s; {every - len(self._missing)} of {every} tasks are there "
+            f"({self.cluster.source}).{self.dropped} Look at their output; they must run the same script and reach "
+            f"{self.cluster.addresses[self.cluster.task]}. A longer start_timeout waits longer."
         )
 
 
@@ -289,7 +292,9 @@ async def _answers(
     """Send this task's name, and yield what the first task does until it leaves: "go", or why it does not start."""
     nonce = messages.new_nonce()
     # it left, or is not one of the tasks
-    with contextlib.suppress(EOFError, OSError, asyncio.LimitOverrunError, asyncio.TimeoutError, messages.NotOurs):
+    with contextlib.suppress(
+        EOFError, OSError, asyncio.LimitOverrunError, asyncio.TimeoutError, messages.NotOurs, RecursionError
+    ):
         greeting = await asyncio.wait_for(reader.readuntil(), _HELLO)
         signature = Signature(token, messages.nonce_of_greeting(greeting), nonce)
         writer.write(signature.line("guest", {**hello, "nonce": nonce}))

@@ -45,7 +45,8 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             f"Slurm put task {rank} on node {node} of {environ['SLURM_STEP_NODELIST']}, not where block distribution "
             "puts it. Start the tasks with srun --distribution=block."
         )
-    base = _base_port(environ)
+    slot = 7 * number(environ, "SLURM_JOB_ID") + number(environ, "SLURM_STEP_ID", 0)
+    base = number(environ, "MIRRORKIT_PORT", _FIRST_PORT + slot % _SLOTS * _PORTS_PER_SLOT)
     return Cluster(workers=tuple(f"{host}:{base + i}" for i, host in enumerate(hosts)), task_index=rank, source="Slurm")
 
 
@@ -77,16 +78,12 @@ def _numbers(ranges: str) -> list[str]:
 
 def expand_counts(expression: str) -> list[int]:
     """Expand the number of tasks on each node: "2(x3),1" is [2, 2, 2, 1]."""
-    matches = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in expression.split(",")]
-    if not all(matches):
-        raise ClusterError(
-            f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."
-        )
-    return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))]
-
-
-def _base_port(environ: Mapping[str, str]) -> int:
-    if "MIRRORKIT_PORT" in environ:
-        return number(environ, "MIRRORKIT_PORT")
-    slot = 7 * number(environ, "SLURM_JOB_ID") + number(environ, "SLURM_STEP_ID", 0)
-    return _FIRST_PORT + slot % _SLOTS * _PORTS_PER_SLOT
+    counts: list[int] = []
+    for part in expression.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if match is None:
+            raise ClusterError(
+                f"SLURM_STEP_TASKS_PER_NODE={expression!r} is not understood; expected a list such as 2(x3),1."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

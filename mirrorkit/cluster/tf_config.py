@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Any
 
 from mirrorkit.cluster.cluster import TASK_TYPES, Cluster
 from mirrorkit.errors import ClusterError
@@ -34,12 +32,13 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
         chief, *others = jobs.get("chief") or [None]
         if others:
             raise ClusterError(f"TF_CONFIG: 'chief' must be a list of one address, found {jobs['chief']!r}.")
+        task_type, index = task["type"], task["index"]
         return Cluster(
             workers=jobs.get("worker", ()),
             ps=jobs.get("ps", ()),
             chief=chief,
-            task_type=task["type"],
-            task_index=_whole_number(task["index"]),
+            task_type=task_type,
+            task_index=int(index) if isinstance(index, str) else index,  # some services write it as a string
             source="TF_CONFIG",
         )
     except ClusterError:
@@ -50,8 +49,3 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}, '
             "or unset it to train with this process alone."
         ) from error
-
-
-def _whole_number(index: Any) -> Any:
-    # Some services write the index as a string.
-    return int(index) if isinstance(index, str) and re.fullmatch("[0-9]{1,18}", index) else index

@@ -151,9 +151,8 @@ def _first(kind: str, count: int | None) -> tuple[str, ...]:
         return split_cpu(count)
     found = find(kind)
     if len(found) < (count or 1):
-        asked = f"{count or 'All'} {kind}{'s' if count != 1 else ''}"
-        were = "was" if count == 1 else "were"
-        raise DeviceError(f"{asked} {were} asked for, {len(found)} found: {listed(found)}. {_how_to_rehearse(count)}")
+        asked = f"{count or 'All'} {kind}{' was' if count == 1 else 's were'} asked for"
+        raise DeviceError(f"{asked}, {len(found)} found: {listed(found)}. {_how_to_rehearse(count)}")
     return found[:count]
 
 

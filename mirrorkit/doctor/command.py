@@ -36,22 +36,18 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # An exit of Python, unlike a signal, also ends the child process.
-    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), stop_signals.leave)
-    try:
-        return _examine(options)
-    finally:
-        stop_signals.put_back(before)
-
-
-def _examine(options: argparse.Namespace) -> int:
     from mirrorkit.doctor.examination import findings
 
     found = []
-    for finding in findings(options):
-        found.append(finding)
-        if not options.json:
-            print(shown(_in_lines(finding)), flush=True)
+    # An exit of Python, unlike a signal, also ends the child process.
+    before = stop_signals.catch((signal.SIGTERM, signal.SIGINT), stop_signals.leave)
+    try:
+        for finding in findings(options):
+            found.append(finding)
+            if not options.json:
+                print(shown(_in_lines(finding)), flush=True)
+    finally:
+        stop_signals.put_back(before)
     by_status = Counter(finding.status for finding in found)
     failures = by_status["failure"]
     if options.json:

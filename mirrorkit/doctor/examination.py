@@ -17,8 +17,7 @@ def findings(asked: argparse.Namespace) -> Iterator[Finding]:
     yield from described
     if cluster is not None:
         yield from guarded("network", lambda: network.findings(cluster, start_timeout=asked.start_timeout))
-    data = asked.data or os.environ.get("MIRRORKIT_DATA")
-    if data:
+    if data := asked.data or os.environ.get("MIRRORKIT_DATA"):
         yield from guarded("data", lambda: storage.data(data), seconds=storage.SECONDS)
     if asked.checkpoints:
         yield from guarded("checkpoints", lambda: storage.checkpoints(asked.checkpoints), seconds=storage.SECONDS)

@@ -46,21 +46,22 @@ def devices(require: str | None, *, workers_here: int) -> Iterator[Finding]:
             text=True,
             errors="replace",
             timeout=SECONDS,
-            check=True,
         )
     except subprocess.TimeoutExpired:
         yield Finding("devices", "failure", f"TensorFlow gave no answer within {SECONDS:g} s", _HANGS)
-    except subprocess.CalledProcessError as error:
-        lines = [f"the process that loads TensorFlow ended with {error.returncode}", *error.stderr.splitlines()[-5:]]
+        return
+    _, found, text = child.stdout.rpartition(f"\n{_ANSWER}")
+    if child.returncode or not found:
+        how = f"ended with {child.returncode}{'' if found else ', without an answer'}"
+        lines = [f"the process that loads TensorFlow {how}", *child.stderr.splitlines()[-5:]]
         yield Finding("devices", "failure", "\n".join(lines), _DIED)
-    else:
-        (line,) = (line for line in child.stdout.splitlines() if line.startswith(_ANSWER))
-        answer = json.loads(line.removeprefix(_ANSWER))
-        yield from (Finding(**finding) for finding in answer["findings"])
-        if answer["gpus"] is not None:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            facts = gpus.Facts(**answer["gpus"])
-            yield from gpus.findings(facts, log=child.stderr, visible=visible, workers_here=workers_here)
+        return
+    answer = json.loads(text.partition("\n")[0])
+    yield from (Finding(**finding) for finding in answer["findings"])
+    if answer["gpus"] is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        facts = gpus.Facts(**answer["gpus"])
+        yield from gpus.findings(facts, log=child.stderr, visible=visible, workers_here=workers_here)
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ def tensorflow() -> str | None:
 
 def in_a_line() -> str:
     """Return what `--version` prints."""
-    packages = {"TensorFlow": tensorflow(), "Keras": installed("keras")}
-    others = ", ".join(f"{name} {version or 'not installed'}" for name, version in packages.items())
-    return f"mirrorkit {__version__}, {others}, Python {platform.python_version()}"
+    none = "not installed"
+    packages = f"TensorFlow {tensorflow() or none}, Keras {installed('keras') or none}"
+    return f"mirrorkit {__version__}, {packages}, Python {platform.python_version()}"
 
 
 def packages() -> Iterator[Finding]:

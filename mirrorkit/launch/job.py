@@ -9,22 +9,19 @@ import signal
 import sys
 import time
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mirrorkit import stop_signals
 from mirrorkit.arguments import is_whole, seconds, whole_number
 from mirrorkit.errors import ArgumentError, JobError
 from mirrorkit.journal import JOURNAL
 from mirrorkit.launch.called import RESULT
-from mirrorkit.launch.output import say, tell
+from mirrorkit.launch.output import say, tell, workers_text
+from mirrorkit.launch.process import ROOM, Process
 from mirrorkit.launch.progress import Progress
+from mirrorkit.launch.ray_nodes import RayNodes, RayProcess
+from mirrorkit.launch.this_machine import ThisMachine
 
-if TYPE_CHECKING:  # where the tasks of a job run, and these
-    from mirrorkit.launch.process import Process
-    from mirrorkit.launch.ray_nodes import RayNodes, RayProcess
-    from mirrorkit.launch.this_machine import ThisMachine
-
-ROOM = "room"  # the event that there is room for another number of workers
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 # After a failure the others cannot go on; this is the time they have to print their errors.
@@ -71,8 +68,8 @@ class Job:
             )
         self.least, self.most = map(int, pair)
         whole_number("max_restarts", self.max_restarts, JobError, least=0)
-        for name, value in {"wait": self.wait, "grace": self.grace}.items():
-            seconds(name, value, JobError)
+        seconds("wait", self.wait, JobError)
+        seconds("grace", self.grace, JobError)
         self.may_change = self.least < self.most
         self.events: queue.SimpleQueue = queue.SimpleQueue()
         self.interrupted = 0
@@ -267,11 +264,6 @@ class Job:
         self._restarts += 1
         tell(f"restart {self._restarts} of {self.max_restarts}{of}")
         return True
-
-
-def workers_text(count: int) -> str:
-    """Return such as "1 worker" or "2 workers"."""
-    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _described(code: int) -> str:

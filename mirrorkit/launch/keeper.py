@@ -24,15 +24,16 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its paren
 def main() -> None:
     """Run the command; exit with its exit code, 128 + n where signal n killed it."""
     lifeline, folder, *command = sys.argv[1:]
-    # The whole group gets these; the script decides what to do. Not SIG_IGN, which the script would inherit.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
+    for number in numbers:  # before there is a script, they end this process
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray starts its processes with SIGINT blocked
     with_keeper = None  # lets the script end with this process, where the system can
     if sys.platform == "linux":
         with_keeper = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     script = subprocess.Popen(command, preexec_fn=with_keeper)  # no threads yet
+    for number in numbers:  # the whole group gets them, and the script decides what to do
+        signal.signal(number, lambda *_: None)
     watching = threading.Thread(target=_watch, args=(int(lifeline), folder, script), daemon=True)
     watching.start()
     code = script.wait()

@@ -113,9 +113,11 @@ def launch(
     if slots is not None and not job.may_change:
         raise JobError(f"slots={slots!r} needs a minimum and a maximum of workers, such as workers=(1, {job.most}).")
     if on == "ray":
-        for name, value in {"ps": ps, "chief": chief, "slots": slots, "devices_per_worker": devices_per_worker}.items():
-            if value:
-                raise JobError(f"on='ray' runs only workers, as many as its nodes have room for: leave out {name}.")
+        if ps or chief or slots or devices_per_worker:
+            raise JobError(
+                "on='ray' runs only workers, as many as its nodes have room for: leave out ps, chief, slots and "
+                "devices_per_worker."
+            )
         with ray_nodes.connected():
             return _run(job, RayNodes(command, job.events, job.most, share))
     if on is not None:
@@ -196,13 +198,8 @@ def _run(job: Job, placement: ThisMachine | RayNodes) -> int:
         stop_signals.put_back(before)
 
 
-def _is_on_a_network() -> bool:
-    """Return whether this machine has another network interface than loopback."""
-    return len(socket.if_nameindex()) > 1
-
-
 def _warn_of_servers() -> None:
-    if _is_on_a_network():
+    if len(socket.if_nameindex()) > 1:  # one is loopback
         tell(
             "warning: TensorFlow's servers in the tasks listen at all interfaces of this machine, without "
             "authentication: whoever reaches their ports can run operations, and read and write files, as this user. "

@@ -13,6 +13,11 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that wa
 _print = threading.Lock()
 
 
+def workers_text(count: int) -> str:
+    """Return such as "1 worker" or "2 workers"."""
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
 def tell(text: str) -> None:
     """Print a line of the launcher."""
     say("launch", text, sys.stderr)

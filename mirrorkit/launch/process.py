@@ -17,6 +17,7 @@ from mirrorkit import subprocesses
 from mirrorkit.journal import JOURNAL
 
 Tell = Callable[[str, Any], None]  # is given what has happened, and a line or an exit code
+ROOM = "room"  # what a job is told, beside this, where there is room for another number of workers
 CALL = "MIRRORKIT_CALL"  # the environment variable with the path to which the task of a function writes its result
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LINE = 2**16  # bytes; a longer line is printed as several

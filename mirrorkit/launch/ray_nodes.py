@@ -9,12 +9,13 @@ has, is the launcher's to say. https://docs.ray.io/en/latest/ray-core/actors.htm
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,11 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.cluster import Cluster, as_each_task, unreachable
 from mirrorkit.errors import ArgumentError, ClusterError, JobError
 from mirrorkit.launch import layout
-from mirrorkit.launch.job import ROOM, workers_text
-from mirrorkit.launch.output import tell
-from mirrorkit.launch.process import Tell
+from mirrorkit.launch.output import tell, workers_text
+from mirrorkit.launch.process import ROOM, Tell
 from mirrorkit.launch.ray_slot import Slot
 from mirrorkit.subprocesses import KILL
+from mirrorkit.within import started
 
 _SETTLED = 3.0  # seconds without a change, after which no more room is waited for
 _ANSWERS = 60.0  # seconds in which an actor answers
@@ -69,12 +70,13 @@ def connected() -> Iterator[None]:
         return
     address = os.environ.get("RAY_ADDRESS") or "auto"
     named = "Start one with `ray start --head`, or name another's in RAY_ADDRESS"
-    if address != "auto" and ("://" in address or ":" not in address):
-        raise ClusterError(
-            f"RAY_ADDRESS is {address!r}, but launch runs on a node of the cluster. {named} as host:port."
-        )
-    if address != "auto" and unreachable({"Ray": address}, seconds=10):  # Ray would wait for minutes
-        raise ClusterError(f"There is no Ray cluster at {address!r}: nobody listens there. {named}.")
+    if address != "auto":
+        if "://" in address or ":" not in address:
+            raise ClusterError(
+                f"RAY_ADDRESS is {address!r}, but launch runs on a node of the cluster. {named} as host:port."
+            )
+        if unreachable({"Ray": address}, seconds=10):  # Ray would wait for minutes
+            raise ClusterError(f"There is no Ray cluster at {address!r}: nobody listens there. {named}.")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError) as error:  # the second, of another version of Ray or Python, among others
@@ -108,23 +110,21 @@ class RayProcess:
     def __init__(self, actor: Any, tell: Tell, *arguments: Any) -> None:
         self._actor, self._tell = actor, tell
         self._started = actor.start.remote(*arguments)
-        self._follower = threading.Thread(target=self._follow, daemon=True)
-        self._follower.start()
+        self._following = started(self._follow)
 
     def send(self, number: int) -> None:
         """See `Process`; an actor that is still there some seconds after SIGKILL is killed itself."""
         self._actor.send.remote(int(number), self._started)  # after the start
         if number == KILL:
-            threading.Thread(target=self._give_up, daemon=True).start()
+            started(self._give_up)
 
     def end(self) -> None:
         """See `Process`."""
         self.send(KILL)
-        self._follower.join()
+        self._following.result()
 
     def _give_up(self) -> None:
-        self._follower.join(_SECONDS_TO_DIE)
-        if self._follower.is_alive():
+        if not wait([self._following], _SECONDS_TO_DIE).done:
             _kill(self._actor)
 
     def _follow(self) -> None:
@@ -188,9 +188,7 @@ class RayNodes:
         )
         self._is_closed, self._changed = False, time.monotonic()
         self._held = [_Held() for _ in range(self.most)]
-        self._threads = [threading.Thread(target=self._hold, args=(held,), daemon=True) for held in self._held]
-        for thread in self._threads:
-            thread.start()
+        self._holding = [started(functools.partial(self._hold, held)) for held in self._held]
 
     @property
     def room(self) -> int:
@@ -237,8 +235,7 @@ class RayNodes:
         self._is_closed = True
         for held in self._held:
             _kill(held.actor)
-        for thread in self._threads:
-            thread.join(_SECONDS_TO_DIE)
+        wait(self._holding, _SECONDS_TO_DIE)
 
     def _hold(self, held: _Held) -> None:
         """Ask for an actor, and when it is lost for the next one; in a thread for each worker."""

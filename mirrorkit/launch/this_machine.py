@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from mirrorkit.errors import JobError
 from mirrorkit.launch import slots
-from mirrorkit.launch.job import ROOM
 from mirrorkit.launch.output import tell
-from mirrorkit.launch.process import Process, Tell
+from mirrorkit.launch.process import ROOM, Process, Tell
 
 _SECONDS = 5.0  # between two looks at the slots
 

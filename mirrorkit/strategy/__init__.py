@@ -21,7 +21,6 @@ from mirrorkit.strategy.exchange import (
     each_worker as each_worker,
     of_all_workers,
     place as place,
-    texts_of_all_workers as texts_of_all_workers,
 )
 from mirrorkit.strategy.forked import require_own_process as require_own_process
 from mirrorkit.strategy.kinds import (

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mirrorkit.errors import ClusterError
 from mirrorkit.printing import few
 from mirrorkit.strategy.barrier import saying_what_is_missing
-from mirrorkit.strategy.exchange import bytes_of_all_workers, of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy.exchange import bytes_of_all_workers, of_all_workers, place
 from mirrorkit.strategy.workers import by_worker, num_workers
 
 _LONGEST = 200  # characters of a value in an error
@@ -34,14 +34,14 @@ def require_same(strategy: tf.distribute.Strategy, where: str, settings: Mapping
     """
     if num_workers(strategy) == 1:
         return
-    said = json.dumps(settings)  # of one byte for each character
-    digest = hashlib.sha256(said.encode()).digest()
+    said = json.dumps(settings).encode()
+    digest = hashlib.sha256(said).digest()
     with saying_what_is_missing(where), place(where):
         if len(set(bytes_of_all_workers(strategy, digest, len(digest)))) == 1:
             return
         longest = int(max(of_all_workers(strategy, len(said))))
-        texts = texts_of_all_workers(strategy, said, longest)
-    raise ClusterError(_difference(strategy, where, [json.loads(text) for text in texts]))
+        values = [json.loads(data.rstrip(b"\0")) for data in bytes_of_all_workers(strategy, said, longest)]
+    raise ClusterError(_difference(strategy, where, values))
 
 
 def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
@@ -52,11 +52,12 @@ def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
 
 def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:
     """Say what differs, the first few of it, with each worker's value."""
-    keys = dict.fromkeys(key for of_worker in values for key in of_worker)
-    told = [[_shown(of_worker, key) for of_worker in values] for key in keys]
-    differing = [(key, shown) for key, shown in zip(keys, told, strict=True) if len(set(shown)) > 1]
-    said = few([f"{key} is {by_worker(strategy, shown)}" for key, shown in differing], between="; ")
-    return f"The workers do not have the same {where}: {said}. {_CURE}"
+    differing = []
+    for key in dict.fromkeys(key for of_worker in values for key in of_worker):
+        shown = [_shown(of_worker, key) for of_worker in values]
+        if len(set(shown)) > 1:
+            differing.append(f"{key} is {by_worker(strategy, shown)}")
+    return f"The workers do not have the same {where}: {few(differing, between='; ')}. {_CURE}"
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mirrorkit import cluster as _cluster, devices as _devices
+from mirrorkit import devices as _devices
 from mirrorkit.arguments import checks_arguments, seconds
-from mirrorkit.cluster import Cluster
+from mirrorkit.cluster import Cluster, detect
 from mirrorkit.devices import Devices, onednn
 from mirrorkit.errors import DeviceError, StrategyError
 from mirrorkit.strategy import communication as _communication, multi_worker, parameter_server, tpu
 from mirrorkit.strategy.forked import require_own_process
 from mirrorkit.strategy.kinds import class_name
-from mirrorkit.strategy.workers import num_workers, replica_devices
+from mirrorkit.strategy.workers import num_workers, replica_devices, task_addresses
 
 _log = logging.getLogger("mirrorkit")
 
@@ -71,8 +71,7 @@ def create(
         raise StrategyError(f"Unknown strategy kind {kind!r}. The kinds are {', '.join(map(repr, _BUILDERS))}.")
     require_own_process("mk.strategy.create")
     seconds("start_timeout", start_timeout, StrategyError)
-    found = _cluster.detect() if cluster is None else cluster
-    strategy, why = _BUILDERS[kind](_Request(devices, found, communication, start_timeout, fallback))
+    strategy, why = _BUILDERS[kind](_Request(devices, cluster or detect(), communication, start_timeout, fallback))
     strategy._mirrorkit_why = why  # for the line of a training
     _log.info("%s: %s", describe(strategy), why)
     if any(":CPU:" in name for name in replica_devices(strategy)):
@@ -94,7 +93,9 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     ```
     """
     if parameter_server.is_parameter_server(strategy):
-        return parameter_server.describe(strategy)
+        tasks, servers = len(task_addresses(strategy, "worker")), len(task_addresses(strategy, "ps"))
+        # TensorFlow's own name for this class is ParameterServerStrategyV2. Each worker is one replica.
+        return f"ParameterServerStrategy, {tasks} worker{'s' if tasks > 1 else ''}, {servers} ps"
     n, workers = strategy.num_replicas_in_sync, num_workers(strategy)
     names = " ".join(name.rpartition("device:")[2] for name in replica_devices(strategy))
     each = f" of each of {workers} workers" if workers > 1 else ""
@@ -129,22 +130,20 @@ class _Request(NamedTuple):
     fallback: bool
 
     @property
-    def workers(self) -> int:
-        """How many processes train together, this one included; an evaluator does not train."""
-        return self.cluster.num_workers if self.cluster and self.cluster.task_type != "evaluator" else 1
-
-    @property
-    def servers(self) -> int:
-        """How many parameter servers hold variables for this process."""
-        return len(self.cluster.ps) if self.cluster and self.cluster.task_type != "evaluator" else 0
+    def others(self) -> Cluster | None:
+        """The cluster, where this process trains with others of it; an evaluator does not train."""
+        found = self.cluster
+        if found is None or found.task_type == "evaluator" or not (found.ps or found.num_workers > 1):
+            return None
+        return found
 
 
 _Built = tuple[tf.distribute.Strategy, str]
 
 
 def _auto(asked: _Request) -> _Built:
-    if asked.servers or asked.workers > 1:
-        return _BUILDERS["parameter_server" if asked.servers else "multi_worker"](asked)
+    if asked.others:
+        return _BUILDERS["parameter_server" if asked.others.ps else "multi_worker"](asked)
     if asked.devices is None and tpu.find(os.environ):
         return _tpu(asked)
     return _on_this_machine(asked)
@@ -183,7 +182,7 @@ def _central_storage(asked: _Request) -> _Built:
 
 
 def _tpu(asked: _Request) -> _Built:
-    if asked.devices is not None and not isinstance(asked.devices, str):
+    if not isinstance(asked.devices, str | None):
         raise StrategyError(
             f"devices={asked.devices!r} does not name a TPU. Give its name or address, or leave devices out."
         )
@@ -197,12 +196,11 @@ def _tpu(asked: _Request) -> _Built:
 
 
 def _refuse_cluster(kind: str, asked: _Request) -> None:
-    if asked.workers > 1 or asked.servers:
+    if others := asked.others:
         raise StrategyError(
-            f"{kind!r} was asked for inside a cluster of {asked.workers} worker{'s' if asked.workers > 1 else ''} and "
-            f"{asked.servers} parameter servers: it works on one machine, so each task would train an unrelated model. "
-            f"Take {'parameter_server' if asked.servers else 'multi_worker'!r}, or start this process alone, without "
-            "TF_CONFIG, srun or an Indexed Job."
+            f"{kind!r} was asked for inside a cluster: this is {others}. It works on one machine, so each task would "
+            f"train an unrelated model. Take {'parameter_server' if others.ps else 'multi_worker'!r}, or start this "
+            "process alone, without TF_CONFIG, srun or an Indexed Job."
         )
 
 

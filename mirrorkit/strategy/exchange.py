@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit._types import ConcreteFunction
 from mirrorkit.arguments import checks_arguments
 from mirrorkit.errors import ArgumentError, ClusterError
 from mirrorkit.strategy.lost import naming_lost_workers
@@ -41,8 +40,7 @@ def of_all_workers(strategy: tf.distribute.Strategy, value: float | bool) -> lis
     number = np.asarray(value)
     if number.ndim or number.dtype.kind not in "biuf":
         raise ArgumentError(f"of_all_workers takes one number of each worker, found {value!r}.")
-    values: list[float] = arrays_of_all_workers(strategy, number.astype(np.float64)).tolist()
-    return values
+    return list(map(float, arrays_of_all_workers(strategy, number.astype(np.float64))))
 
 
 def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
@@ -71,11 +69,6 @@ def arrays_of_all_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -
     return found[:, : flat.size].reshape((workers, *value.shape))
 
 
-def texts_of_all_workers(strategy: tf.distribute.Strategy, text: str, most: int) -> list[str]:
-    """Return the texts of all workers in their order, cut off after `most` bytes. Collective."""
-    return [_decoded(data) for data in bytes_of_all_workers(strategy, text.encode(), most)]
-
-
 def bytes_of_all_workers(strategy: tf.distribute.Strategy, data: bytes, most: int) -> list[bytes]:
     """Return the bytes of all workers in their order, `most` of each, with zeros where there are fewer. Collective."""
     rows = arrays_of_all_workers(strategy, _words(data, most))
@@ -85,10 +78,6 @@ def bytes_of_all_workers(strategy: tf.distribute.Strategy, data: bytes, most: in
 def _words(data: bytes, size: int) -> np.ndarray:
     """Return bytes as numbers, as many as `size` bytes take."""
     return np.frombuffer(data[:size].ljust(-(-size // 4) * 4, b"\0"), np.uint32).astype(np.float64)
-
-
-def _decoded(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -122,7 +111,8 @@ def sum_over_workers(strategy: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _at_different_places(strategy: tf.distribute.Strategy, heads: np.ndarray) -> str:
-    places = [_decoded(head[2:].astype(np.uint32).tobytes()) for head in heads]
+    names = (head[2:].astype(np.uint32).tobytes().rstrip(b"\0") for head in heads)
+    places = [name.decode(errors="replace") for name in names]
     if len(set(places)) == 1:
         places = [f"{name} with {int(head[0])} numbers to compare" for name, head in zip(places, heads, strict=True)]
     return (
@@ -136,12 +126,11 @@ def _exchanged(strategy: tf.distribute.Strategy, own: np.ndarray, size: int) -> 
     every = np.zeros((num_workers(strategy), size))
     every[worker_index(strategy), : own.size] = own
     with naming_lost_workers(strategy):
-        found: np.ndarray = _sum_over_workers(strategy, size)(tf.constant(every)).numpy()
-    return found
+        return np.asarray(_sum_over_workers(strategy, size)(tf.constant(every)))
 
 
 @functools.cache
-def _sum_over_workers(strategy: Any, size: int) -> ConcreteFunction:
+def _sum_over_workers(strategy: Any, size: int) -> Any:
     """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
-    add = tf.function(functools.partial(sum_over_workers, strategy), autograph=False)
-    return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
+    spec = tf.TensorSpec([num_workers(strategy), size], tf.float64)
+    return tf.function(functools.partial(sum_over_workers, strategy), autograph=False, input_signature=[spec])

@@ -19,7 +19,6 @@ from mirrorkit import processor, stop_signals
 from mirrorkit.cluster import Cluster, jobs, require_network, unreachable, with_addresses
 from mirrorkit.devices import Devices
 from mirrorkit.errors import ClusterError, StrategyError
-from mirrorkit.strategy.workers import task_addresses
 
 _log = logging.getLogger("mirrorkit")
 
@@ -62,16 +61,10 @@ def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
 
-def describe(strategy: tf.distribute.Strategy) -> str:
-    """Return one line with the class and the number of tasks; each worker is one replica."""
-    workers, servers = len(task_addresses(strategy, "worker")), len(task_addresses(strategy, "ps"))
-    # TensorFlow's own name for this class is ParameterServerStrategyV2.
-    return f"ParameterServerStrategy, {workers} worker{'s' if workers > 1 else ''}, {servers} ps"
-
-
 def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> None:
     """Raise where tasks are missing after the timeout; TensorFlow would wait for many minutes and print nothing."""
-    deadline, said = time.monotonic() + timeout, False
+    deadline = time.monotonic() + timeout
+    _log.info("Waiting up to %g s for %s.", timeout, ", ".join(addresses))
     while missing := unreachable(addresses):
         if time.monotonic() > deadline:
             named = with_addresses(addresses, missing)
@@ -79,9 +72,6 @@ def _wait_for(addresses: dict[str, str], cluster: Cluster, timeout: float) -> No
                 f"{cluster.task} waited {timeout:g} s for {named}, where nobody listens ({cluster.source}). Look at "
                 "the logs of these tasks, at the addresses and at the firewall. A longer start_timeout waits longer."
             )
-        if not said:
-            _log.info("Waiting up to %g s for %s.", timeout, ", ".join(missing))
-            said = True
         time.sleep(0.2)
 
 
@@ -107,8 +97,7 @@ def _serve(cluster: Cluster, start_timeout: float) -> NoReturn:
     cannot save without the tasks that hold its variables. Handlers and threads are set for the rest of this process,
     which runs no more code of the user's.
     """
-    assert cluster.chief is not None
-    chief = {"chief": cluster.chief}
+    chief = {"chief": cluster.addresses["chief"]}
     stop_signals.catch(_SIGNALS, stop_signals.leave)
     _raise_threads()
     start_server(cluster)

@@ -64,19 +64,12 @@ def addresses(strategy: tf.distribute.Strategy) -> dict[str, str]:
 
 def task_addresses(strategy: tf.distribute.Strategy, job: str) -> dict[str, str]:
     """Return "host:port" by name of all tasks of a job ("worker", "ps"), under a strategy with a cluster."""
-    of_job = cluster_spec(strategy).as_dict().get(job, ())
+    resolver = strategy.cluster_resolver
+    if resolver is None:  # as under parameter servers
+        private.check(strategy=strategy)
+        resolver = strategy._cluster_resolver
+    of_job = resolver.cluster_spec().as_dict().get(job, ())
     return {task_name(job, i): address for i, address in enumerate(of_job)}
-
-
-def cluster_spec(strategy: tf.distribute.Strategy) -> Any:
-    """Return TensorFlow's description (`tf.train.ClusterSpec`) of the cluster that the strategy was made with.
-
-    Under parameter servers the public `cluster_resolver` is None, and the resolver is in a private attribute.
-    """
-    if strategy.cluster_resolver:
-        return strategy.cluster_resolver.cluster_spec()
-    private.check(strategy=strategy)
-    return strategy._cluster_resolver.cluster_spec()
 
 
 def worker_name(strategy: tf.distribute.Strategy) -> str:
@@ -114,6 +107,7 @@ def by_replica(strategy: tf.distribute.Strategy, values: Any) -> list[Any]:
 
 def by_worker(strategy: tf.distribute.Strategy, values: Sequence[str]) -> str:
     """Say who has which: "0.5 on worker 1 and 0.9 on worker 0, worker 2"."""
-    names = list(addresses(strategy))
-    groups = {value: [n for n, v in zip(names, values, strict=True) if v == value] for value in dict.fromkeys(values)}
+    groups: dict[str, list[str]] = {}
+    for name, value in zip(addresses(strategy), values, strict=True):
+        groups.setdefault(value, []).append(name)
     return " and ".join(f"{value} on {', '.join(of_value)}" for value, of_value in groups.items())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -42,7 +43,7 @@ def together(*clusters, timeout=20.0, agree=None, tokens=None):
     def one(cluster, must_agree, token):
         try:
             environ = {} if token is None else {"MIRRORKIT_JOB_TOKEN": token}
-            wait_for_all(cluster, timeout=timeout, must_agree=must_agree, environ=environ)
+            wait_for_all(cluster, timeout=timeout, must_agree=must_agree or {}, environ=environ)
         except ClusterError as error:
             return str(error)
 
@@ -69,7 +70,7 @@ def test_a_chief_beside_the_workers_comes_first_and_parameter_servers_stay_out(c
 
 
 def test_a_task_alone_waits_for_nobody():
-    wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0)
+    wait_for_all(Cluster(workers=("nowhere:1",)), timeout=0.0, must_agree={})
 
 
 def test_those_who_do_not_come_are_named_everywhere(cluster):
@@ -106,6 +107,20 @@ def test_two_processes_with_the_same_index_are_refused(cluster):
     errors = together(cluster, as_task(cluster, 1), as_task(cluster, 1))
     assert all("Two processes say that they are worker 1" in error for error in errors[:1])
     assert sum("Two processes" in (error or "") for error in errors) >= 2
+
+
+def test_a_task_that_comes_just_after_the_end_is_not_taken_in(cluster):
+    async def comes():
+        host = rendezvous._Host(cluster, ["worker 1", "worker 2"], {"tasks": cluster.addresses}, None)
+        host._met = asyncio.get_running_loop().create_future()
+        host._met.set_exception(ClusterError("another was refused"))
+        guest = rendezvous._Guest(None, Signature(None, "0" * 32, ""))
+        host.guests.append(guest)
+        host._welcome(guest, a_hello(cluster))
+        host._met.exception()
+        return guest.task
+
+    assert asyncio.run(comes()) == ""
 
 
 def test_tasks_that_were_told_different_things_are_refused(cluster):
@@ -153,6 +168,7 @@ STRANGERS = {
     "a task of no name": b'- {"task": ["worker 1"], "nonce": "%s", "tasks": {}}\n' % (b"0" * 32),
     "brackets": b"- " + b"[" * 5_000 + b"\n",
     "brackets in a hello": b'- {"task": "worker 1", "tasks": ' + b'{"":' * 900 + b"1" + b"}" * 901 + b"\n",
+    "lists in a name": b'- {"nonce": "%s", "task": ' % (b"0" * 32) + b"[" * 900 + b"]" * 900 + b"}\n",
     "no line": b"x" * 1_000_000,
     "no text": b"\xff\xfe\x00" * 10 + b"\n",
     "UTF-16": '- {"task": "worker 1"}\n'.encode("utf-16"),
@@ -172,6 +188,7 @@ def test_strangers_at_the_port_do_not_disturb(cluster, waiting, caplog):
     assert together(*(as_task(cluster, i) for i in (1, 2))) == [None, None]
     assert host.result() is None
     assert "worker 0 dropped a connection from 127.0.0.1, which " in caplog.text
+    assert "asyncio" not in {record.name for record in caplog.records}, "an error that nobody handles"
     warned = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len([record for record in warned if "dropped" in record.getMessage()]) == 1
 

@@ -34,13 +34,18 @@ BROKEN = {
     ),
     "ends the process": (
         "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
-        "^the process that loads TensorFlow ended with -4$",
+        "^the process that loads TensorFlow ended with -4, without an answer$",
         "lacks AVX",
     ),
     "says why it ends": (
         "import os, sys; print('no space for tables', file=sys.stderr, flush=True); os._exit(3)",
-        r"^the process that loads TensorFlow ended with 3\nno space for tables$",
+        r"^the process that loads TensorFlow ended with 3, without an answer\nno space for tables$",
         "TensorFlow's own",
+    ),
+    "ends as if all were well": (
+        "import os; os._exit(0)",
+        "^the process that loads TensorFlow ended with 0, without an answer$",
+        "--force-reinstall",
     ),
     "hangs": ("import time; time.sleep(60)", "gave no answer within 0.5 s", "hang"),
 }

@@ -16,6 +16,7 @@ from mirrorkit import journal
 from mirrorkit.errors import JobError
 from mirrorkit.launch import job
 from mirrorkit.launch.job import Job
+from mirrorkit.launch.process import ROOM
 
 _ORDERS = list(itertools.permutations(("room", "lost", "survivor")))
 
@@ -60,7 +61,7 @@ class _Placement:
 
     def has_room(self, number: int) -> None:
         self.room = number
-        self._events.put(job.ROOM)
+        self._events.put(ROOM)
 
     def refresh(self) -> bool:
         before, self.room = self.room, self.later or self.room

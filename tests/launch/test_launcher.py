@@ -9,6 +9,7 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 from jobs import assert_gone
 
 from mirrorkit.errors import ArgumentError, ClusterError
-from mirrorkit.launch import job, launch, launcher
+from mirrorkit.launch import job, launch, launcher, process
 
 TASK = "import json, os, sys; task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 # Says which processes there are, and stays: itself, and a child that a script of its kind may have.
@@ -35,7 +36,7 @@ IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 @pytest.fixture(autouse=True)
 def _no_warning(monkeypatch):
     """As on a machine that nobody reaches: the test of the warning sets its own."""
-    monkeypatch.setattr(launcher, "_is_on_a_network", lambda: False)
+    monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo")])
 
 
 def pids(process: subprocess.Popen, tasks: int) -> list[list[int]]:
@@ -108,6 +109,21 @@ def test_a_signal_is_passed_on_once_and_nothing_starts_again(script, started, nu
     assert_gone([pid for task in tasks for pid in task])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_comes_before_the_script_runs_ends_the_task(number):
+    def pending() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # as Ray starts processes
+        os.kill(os.getpid(), number)
+
+    lifeline, other = os.pipe()
+    command = [sys.executable, "-I", "-S", process._KEEPER, str(lifeline), "", sys.executable, "-c", "print('runs')"]
+    with open(lifeline, "rb"), open(other, "wb"):
+        done = subprocess.run(
+            command, preexec_fn=pending, pass_fds=(lifeline,), start_new_session=True, capture_output=True, timeout=30
+        )
+    assert (done.returncode, done.stdout) == (-number, b"")
+
+
 def test_a_script_that_does_not_leave_is_killed_after_the_grace(script, started):
     process = started("--workers", 1, "--grace", 0.5, script(STAYS.format(before=IGNORES)))
     tasks = pids(process, 1)
@@ -118,10 +134,13 @@ def test_a_script_that_does_not_leave_is_killed_after_the_grace(script, started)
 
 def test_a_signal_that_comes_just_before_a_wait_is_not_left_until_its_end(script, monkeypatch):
     class Queue(queue.SimpleQueue):
+        has_come = False
+
         def get(self, block=True, timeout=None):
             """As where the signal comes between Python's last look and the wait: its handler runs after the wait."""
-            if timeout == 0:
+            if timeout == 0 or Queue.has_come:  # the third would end this process
                 return super().get(block, timeout)
+            Queue.has_come = True
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             os.kill(os.getpid(), signal.SIGINT)
             try:
@@ -237,7 +256,7 @@ def test_launch_from_another_thread_is_refused(script):
 def test_a_machine_that_nobody_reaches_is_not_warned_about(monkeypatch, script, capsys):
     assert launch(script("pass"), workers=1) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(launcher, "_is_on_a_network", lambda: True)
+    monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert launch(script("pass"), workers=1) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("launch | warning: TensorFlow's servers in the tasks listen at all interfaces")

@@ -25,7 +25,7 @@ LISTENS = """
 import json, os, pathlib, socket, time
 from mirrorkit.cluster import detect, rendezvous
 cluster = detect()
-rendezvous.wait_for_all(cluster, timeout=30)
+rendezvous.wait_for_all(cluster, timeout=30, must_agree={})
 server = socket.create_server(('', int(cluster.workers[cluster.task_index].split(':')[1])))
 pathlib.Path(f'reached-{cluster.task_index}').write_text(json.dumps(cluster.workers))
 while not os.path.exists('leave'): time.sleep(0.05)

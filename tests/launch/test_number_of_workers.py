@@ -51,7 +51,7 @@ pytestmark = pytest.mark.timeout(60)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAUNCHER", str(os.getpid()))
-    monkeypatch.setattr(launcher, "_is_on_a_network", lambda: False)
+    monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo")])
     monkeypatch.setattr(job, "_SECONDS_AFTER_FAILURE", 0.2)
 
 

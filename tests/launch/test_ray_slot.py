@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +67,23 @@ def test_a_script_that_is_killed_as_its_actor_exits_has_not_failed(
     monkeypatch.setattr(ray_nodes, "_LOOK", 0.0)
     told: list[tuple[str, Any]] = []
     process = ray_nodes.RayProcess(actor, lambda *event: told.append(event))
-    process._follower.join()
+    process._following.result(30)
     assert told[-1] == (what, 137)
     assert [event for event in told if event[0] in ("exit", "lost")] == [(what, 137)]
+
+
+def test_actors_that_do_not_end_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    called = SimpleNamespace(remote=lambda: None)
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: SimpleNamespace(address=called)))
+    errors = SimpleNamespace(ActorUnavailableError=ConnectionError)
+    ray = SimpleNamespace(
+        remote=lambda slot: kind, get=lambda answer: end.wait(30), kill=lambda actor: None, exceptions=errors
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_nodes, "_SECONDS_TO_DIE", 0.5)
+    nodes = ray_nodes.RayNodes([], queue.SimpleQueue(), 6, ray_nodes.WorkerResources())
+    start = time.monotonic()
+    nodes.close()
+    assert 0.4 < time.monotonic() - start < 2
+    end.set()

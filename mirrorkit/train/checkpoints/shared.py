@@ -7,14 +7,13 @@ import time
 import tensorflow as tf
 
 from mirrorkit.errors import CheckpointError
-from mirrorkit.strategy import addresses, num_workers, of_all_workers, place, texts_of_all_workers
+from mirrorkit.strategy import addresses, num_workers, of_all_workers, of_chief, place
 from mirrorkit.train.checkpoints.place import Place
 
-_TOKEN = 16  # bytes
 _SEES = 60.0  # seconds until a network file system shows on one machine what another one wrote; NFS caches so long
 
 
-def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bool) -> None:
+def require_shared(strategy: tf.distribute.Strategy, where: Place) -> None:
     """Refuse a folder in which a worker does not find what the chief has written. Collective.
 
     Raises:
@@ -23,7 +22,7 @@ def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bo
     if num_workers(strategy) == 1:
         return
     with place("a look for the checkpoints of the chief"):
-        token = texts_of_all_workers(strategy, where.token if writes else "", _TOKEN)[0]
+        token = of_chief(strategy, where.token.encode()).decode()
         sees = of_all_workers(strategy, _sees(where, token))
     blind = [name for name, sees_it in zip(addresses(strategy), sees, strict=True) if not sees_it]
     if blind:

@@ -38,6 +38,11 @@ _LOOK_SECONDS = 2.0  # between two looks whether all tasks are there
 _PATIENCE_SECONDS = 300.0  # without a single worker
 
 
+Readable = HostIterator | SentIterator  # what the chief reads, batch by batch
+# For each batch of an update a nest of tensors whose first dimension counts the updates: what `read` gives of them.
+Columns = list[Nest]
+
+
 class RemoteCalls(Calls):
     """The calls of a loop under parameter servers.
 
@@ -53,21 +58,21 @@ class RemoteCalls(Calls):
 
     def predictions(self, batches: Iterable[tuple[Batch, int | None]]) -> Iterator[Nest]:
         """Yield the outputs for each global batch, in order."""
-        waiting: list[Any] = []
         self._predicted += 1
-        for number, (batch, size) in enumerate(batches):
-            arguments = batch, size, tf.constant([self._predicted, number])
-            waiting.append(self._schedule(self._predict, arguments))
-            if len(waiting) == 2 * self._workers:
-                yield from self._fetched(waiting)
-                waiting = []
-        yield from self._fetched(waiting)
+        scheduled = (
+            self._schedule(self._predict, (batch, size, tf.constant([self._predicted, number])))
+            for number, (batch, size) in enumerate(batches)
+        )
+        while some := list(itertools.islice(scheduled, 2 * self._workers)):
+            yield from self._fetched(some)
 
     def call(self, what: Pass, data: EpochIterator, totals: tf.Tensor, steps: int) -> Result:
         """See `Calls`."""
-        assert isinstance(data, (HostIterator, SentIterator))  # no other data is held
+        assert isinstance(data, Readable)  # no other data is held
         start = time.perf_counter()
-        accumulate, scheduled = self._batches_of(what), []
+        accumulate = self._batches_of(what)
+        made: list[UpdateRun] = []
+        scheduled = []
         at_once = max(1, steps // (accumulate * self._workers * _PIECES))
         sent = self._sent_once(data)
         for piece, columns in pieces(data, steps, accumulate, at_once):
@@ -75,11 +80,11 @@ class RemoteCalls(Calls):
             key = (what, data.kind, repr(shapes))
             if key not in self._traces:
                 self._traces[key] = self._make(what, data, shapes)
-            arguments = (tf.constant(piece.first), columns, *sent)
-            scheduled.append((piece, self._schedule(self._traces[key], arguments)))
-        results = self._fetched([result for _, result in scheduled])
-        taken = sum(piece.batches for piece, _ in scheduled)
-        finite = finite_steps([(piece, good) for (piece, _), (_, good) in zip(scheduled, results, strict=True)])
+            made.append(piece)
+            scheduled.append(self._schedule(self._traces[key], (tf.constant(piece.first), columns, *sent)))
+        results = self._fetched(scheduled)
+        taken = sum(piece.batches for piece in made)
+        finite = finite_steps([(piece, good) for piece, (_, good) in zip(made, results, strict=True)])
         totals = sum((added for added, _ in results), totals)
         data.position += taken
         return Result(taken, totals, finite if finite < taken else None, time.perf_counter() - start)
@@ -91,7 +96,7 @@ class RemoteCalls(Calls):
     def _fetched(self, results: list[Any]) -> list[Any]:
         """Wait for all that is scheduled; return what it gave."""
         with explained(self.strategy):
-            looked, last_seen = time.monotonic(), time.monotonic()
+            looked = last_seen = time.monotonic()
             while not self._coordinator.done():
                 time.sleep(_POLL_SECONDS)
                 if time.monotonic() - looked > _LOOK_SECONDS:
@@ -112,7 +117,7 @@ class RemoteCalls(Calls):
             )
         return last_seen
 
-    def _sent_once(self, data: HostIterator | SentIterator) -> tuple[Any, ...]:
+    def _sent_once(self, data: Readable) -> tuple[Any, ...]:
         """Return the epoch, and an iterator on each worker that gives the whole set, where there is one."""
         if isinstance(data, HostIterator):
             return ()
@@ -120,7 +125,7 @@ class RemoteCalls(Calls):
             self._sent[data.data] = iter(self._coordinator.create_per_worker_dataset(data.arrays))
         return tf.constant(data.epoch), self._sent[data.data]
 
-    def _make(self, what: Pass, data: HostIterator | SentIterator, shapes: list[Spec]) -> Any:
+    def _make(self, what: Pass, data: Readable, shapes: list[Spec]) -> Any:
         """Make the function of a piece whose columns have these shapes."""
 
         def many(first: tf.Tensor, columns: Columns, *sent: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -170,20 +175,13 @@ class RemoteCallLength(CallLength):
             self._steps = max(self._least, min(wanted, largest))
 
 
-# For each batch of an update a nest of tensors whose first dimension counts the updates: what `read` gives of them.
-Columns = list[Nest]
-
-
-def pieces(
-    data: HostIterator | SentIterator, steps: int, accumulate: int, at_once: int
-) -> Iterator[tuple[UpdateRun, Columns]]:
+def pieces(data: Readable, steps: int, accumulate: int, at_once: int) -> Iterator[tuple[UpdateRun, Columns]]:
     """Divide the next `steps` batches, or as many as are left, into pieces of at most `at_once` updates.
 
     An update has `accumulate` batches; what is left over at the end of the data is an update of its own.
     """
     first = data.position
-    updates = _updates(data, steps, accumulate)
-    for _, alike in itertools.groupby(updates, _shapes):
+    for _, alike in itertools.groupby(_updates(data, steps, accumulate), _shapes):
         while rows := list(itertools.islice(alike, at_once)):
             columns = [tf.nest.map_structure(lambda *v: tf.stack(v), *column) for column in zip(*rows, strict=True)]
             found = [tf.nest.flatten(batch)[0].shape[0] for batch in rows[0]]
@@ -196,7 +194,7 @@ def _shapes(update: Any) -> list[tf.TensorShape]:
     return [tensor.shape for tensor in tf.nest.flatten(update)]
 
 
-def specs(data: HostIterator | SentIterator, piece: UpdateRun, columns: Columns) -> list[Spec]:
+def specs(data: Readable, piece: UpdateRun, columns: Columns) -> list[Spec]:
     """Return the specification of each column, for any number of updates."""
     return [
         tf.nest.map_structure(
@@ -206,12 +204,12 @@ def specs(data: HostIterator | SentIterator, piece: UpdateRun, columns: Columns)
     ]
 
 
-def _updates(data: HostIterator | SentIterator, steps: int, accumulate: int) -> Iterator[list[Batch]]:
+def _updates(data: Readable, steps: int, accumulate: int) -> Iterator[list[Batch]]:
     """Read the batches of one update after the other."""
     for done in range(data.position, data.position + steps, accumulate):
         wanted = range(done, min(done + accumulate, data.position + steps))
         update = list(itertools.takewhile(lambda batch: batch is not None, map(data.read, wanted)))
-        for number, batch in zip(wanted, update, strict=False):
+        for number, batch in enumerate(update, done):
             require_same_rows(batch, number)
         if len(update) < len(wanted) and data.steps is not None:
             raise StepError(
