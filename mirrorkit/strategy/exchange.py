@@ -132,5 +132,5 @@ def _exchanged(strategy: tf.distribute.Strategy, own: np.ndarray, size: int) -> 
 @functools.cache
 def _sum_over_workers(strategy: Any, size: int) -> Any:
     """Return what adds up tensors [workers, size]; a collective operation keeps the shape that it had first."""
-    spec = tf.TensorSpec([num_workers(strategy), size], tf.float64)
-    return tf.function(functools.partial(sum_over_workers, strategy), autograph=False, input_signature=[spec])
+    add = tf.function(functools.partial(sum_over_workers, strategy), autograph=False)
+    return add.get_concrete_function(tf.TensorSpec([num_workers(strategy), size], tf.float64))
