@@ -226,8 +226,8 @@ def check_switches(optimizer: KerasOptimizer) -> None:
         value = getattr(optimizer, name, None)
         if value is not None:
             raise StepError(
-                f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Leave it out, and give Step, or "
-                f"mk.fit, {option}={value}."
+                f"{type(optimizer).__name__}({name}={value}) is not supported in a Step. Leave it out, and give Step, "
+                f"or mk.fit, {option}={value}."
             )
 
 
