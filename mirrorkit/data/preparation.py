@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
-import functools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +17,12 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
-from mirrorkit.arguments import require_kinds, whole_number
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.order import order_of
-from mirrorkit.data.recipe import Recipe, fitting_batch_size
+from mirrorkit.data.recipe import Recipe, check_fields, fitting_batch_size
 from mirrorkit.data.weights import drawn, example_weights
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
@@ -68,11 +66,6 @@ class PreparedRecipe(Recipe):
     @abc.abstractmethod
     def num_classes(self) -> int | None:
         """The number of classes; None where the labels are not classes, or their number is unknown."""
-
-    @functools.cached_property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self.as_written().dataset().element_spec
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -234,8 +227,7 @@ class PreparedRecipe(Recipe):
         The shape of the inputs is None where it is unknown, or there are several. The labels are None where they are
         not in memory. A batch is no larger than an epoch.
         """
-        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
-        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
+        check_fields(self)
         if self.one_hot and not has_classes:
             raise RecipeError(
                 "one_hot=True needs class indices (integers), one for each example, and how many classes there are: "
@@ -275,13 +267,10 @@ class PreparedRecipe(Recipe):
         self._set(weights=weights, shuffle=True)
         return count
 
-    def _set(self, **values: Any) -> None:
-        vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
-
     def _with(self, **values: Any) -> Self:
         """Return a copy with other values of attributes; `dataclasses.replace` would look at the data again."""
         other = copy.copy(self)
-        other._set(**values)
+        vars(other).update(values)
         return other
 
 
