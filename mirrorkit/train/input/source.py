@@ -14,7 +14,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, sample_of
+from mirrorkit.train.input.same_data import require_own_data, require_same_data, sample_of
 
 
 class Source:
@@ -116,7 +116,9 @@ class BatchesSource(PreparedSource):
 
     def identity(self, epoch: int, start: int) -> Batch | None:
         """Return the examples of the batch as they lie in the split."""
-        return first_rows(self.data, epoch, start)
+        size = self.data.global_batch_size
+        places = self.data.order(epoch)[start * size :][:size]
+        return self.data.split[places].as_element() if len(places) else None
 
     def of_all(self) -> tuple[Any, np.ndarray]:
         """See `Source`."""
