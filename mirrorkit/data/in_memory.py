@@ -27,7 +27,7 @@ class OfSplit(PreparedRecipe):
         """Check the arguments for a split, whose inputs become those of this shape in a batch."""
         self._set(_split=split)
         labels = split.labels
-        are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and self.num_classes is not None
+        are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f"
         self._settle(len(split), shape, has_classes=are_classes, labels=labels)
 
     @property
@@ -157,7 +157,7 @@ class Batches(OfSplit):
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
-        places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
+        places = np.linspace(0, len(self.split) - 1, self.global_batch_size, dtype=np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
         if self.cache:
             element = element.map(super()._mapped)

@@ -35,12 +35,12 @@ def read_index(path: str) -> dict[str, Any]:
     folder = os.path.dirname(path)
     with damage_named(path, _AGAIN):  # whatever a changed byte leads to
         index = _parsed(json.loads(content), folder)
-    at_address = {str(file): file for file in listed(folder)} if isinstance(path, RemoteFile) else None
+    at_address = {str(file): file for file in listed(folder)} if isinstance(path, RemoteFile) else {}
     for entry in index["shards"]:
         name = entry["file"]
-        entry["file"] = name if at_address is None else at_address.get(name, name)
+        entry["file"] = at_address.get(name, name)
         with file_errors(f"{name} cannot be read", CURE):
-            is_there = tf.io.gfile.exists(name) if at_address is None else name in at_address
+            is_there = name in at_address if at_address else tf.io.gfile.exists(name)
             size = size_of(entry["file"]) if is_there else None
         if size != entry["bytes"]:
             found = "it is missing" if size is None else f"found {size}"

@@ -70,7 +70,8 @@ class Mix(Recipe):
         if not sets:
             raise RecipeError("mix was given 0 sets; give it one or more.")
         # of a set that is smaller than its batches, what was asked for
-        size = max(one.global_batch_size if self.whole_batches else _asked_size(one) for one in sets)
+        name = "global_batch_size" if self.whole_batches else "asked_batch_size"
+        size = max(getattr(one, name, one.global_batch_size) for one in sets)
         self._set(sets=dict(sets), global_batch_size=size)
         for one in sets:
             self._require_fitting(one)
@@ -79,28 +80,19 @@ class Mix(Recipe):
         count = whole_number("examples_per_epoch", count, RecipeError)
         if not self.whole_batches:
             fitting = fitting_batch_size(size, count, drop_remainder=self.drop_remainder)
-            self._set(_asked_size=size, global_batch_size=fitting)
+            self._set(asked_batch_size=size, global_batch_size=fitting)
         self._set(_draws=_shares(list(sets.values()), count // self._unit))
+        reads_own_rows = self.whole_batches and all(one.reads_own_rows for one in sets)
+        self._set(
+            reads_own_rows=reads_own_rows,
+            order_depends_on_workers=reads_own_rows and any(one.order_depends_on_workers for one in sets),
+            order_version=sum(one.order_version for one in sets),
+        )
 
     @property
     def num_examples(self) -> int:
         """The number of examples in an epoch."""
         return int(self._draws.sum()) * self._unit
-
-    @property
-    def reads_own_rows(self) -> bool:  # type: ignore[override]
-        """Whether each worker reads only its own rows: of whole batches, where all sets can."""
-        return self.whole_batches and all(one.reads_own_rows for one in self.sets)
-
-    @property
-    def order_depends_on_workers(self) -> bool:  # type: ignore[override]
-        """See `Recipe`."""
-        return self.reads_own_rows and any(one.order_depends_on_workers for one in self.sets)
-
-    @property
-    def order_version(self) -> int:
-        """See `Recipe`; it changes with that of each set."""
-        return sum(one.order_version for one in self.sets)
 
     @property
     def order_in_words(self) -> str:
@@ -173,10 +165,6 @@ class Mix(Recipe):
 
 
 mix = Mix
-
-
-def _asked_size(one: Recipe) -> int:
-    return getattr(one, "_asked_size", one.global_batch_size)
 
 
 def _shares(weights: Sequence[float], units: int) -> np.ndarray:

@@ -94,7 +94,7 @@ class Parquet(OfReader):
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
-        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes and self.num_classes is not None)
+        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -114,7 +114,7 @@ class Parquet(OfReader):
         return (x, *others)
 
     @property
-    def order_version(self) -> int:
+    def order_version(self) -> int:  # type: ignore[override]
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 2 if self.shuffle else 1
 

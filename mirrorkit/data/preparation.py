@@ -54,7 +54,7 @@ class PreparedRecipe(Recipe):
     prefetch: int = tf.data.AUTOTUNE
     _num_examples: int = field(init=False, repr=False)
     _size: int = field(init=False, repr=False)  # the number of examples in the set
-    _asked_size: int = field(init=False, repr=False)  # `global_batch_size` as it was asked for
+    asked_batch_size: int = field(init=False, repr=False)  # `global_batch_size` as it was asked for
     _checked: list[MapFunction] = field(init=False, repr=False, default_factory=list)  # `map`, after a look at it
 
     @property
@@ -134,9 +134,9 @@ class PreparedRecipe(Recipe):
             place = _place_of_images(x) if tf.nest.is_nested(x) else 0
             parts[place] = apply(self.augment, parts[place], seed=self.seed, epoch=epoch, step=step, rows=rows)
             x = tf.nest.pack_sequence_as(x, parts)
-        if self.one_hot and not others:
-            raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
         if self.one_hot:
+            if not others:
+                raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
             hot = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
             others[0] = self._checked_classes(hot, others[0])
         finished = (x, *others)
@@ -224,11 +224,11 @@ class PreparedRecipe(Recipe):
     ) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown, or there are several. The labels are None where they are
-        not in memory. A batch is no larger than an epoch.
+        The shape of the inputs is None where it is unknown, or there are several. `has_classes` says whether labels may
+        be classes. The labels are None where they are not in memory. A batch is no larger than an epoch.
         """
         check_fields(self)
-        if self.one_hot and not has_classes:
+        if self.one_hot and (not has_classes or self.num_classes is None):
             raise RecipeError(
                 "one_hot=True needs class indices (integers), one for each example, and how many classes there are: "
                 "pass num_classes= with the labels."
@@ -241,7 +241,7 @@ class PreparedRecipe(Recipe):
         _check_augment(self.augment, shape if self.map is None else None)
         self._set(
             _num_examples=count,
-            _asked_size=size,
+            asked_batch_size=size,
             global_batch_size=fitting_batch_size(size, count, drop_remainder=self.drop_remainder),
             seed=seed,
             prefetch=int(self.prefetch),

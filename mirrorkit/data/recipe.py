@@ -57,12 +57,14 @@ class Recipe(abc.ABC):
             replicas cut out their rows.
         order_depends_on_workers: whether the global batches depend on the number of workers. An epoch must then end
             with as many workers as it began with.
+        order_version: changes when a release of mirrorkit changes the order of examples in an epoch.
     """
 
     global_batch_size: int
     drop_remainder: bool
     reads_own_rows: bool = False
     order_depends_on_workers: bool = False
+    order_version: int = 1
 
     @property
     @abc.abstractmethod
@@ -114,11 +116,6 @@ class Recipe(abc.ABC):
         """The number of global batches in an epoch."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)
         return whole + (rest > 0 and not self.drop_remainder)
-
-    @property
-    def order_version(self) -> int:
-        """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
-        return 1
 
     @property
     def order_in_words(self) -> str | None:

@@ -119,7 +119,7 @@ class Records(OfReader):
         inputs, labels = ((self.features or {}).get(name) for name in ("x", "y"))
         shape = inputs and [None, *inputs["shape"]]
         labelled = self.features is None or (labels is not None and labels["dtype"] == "int64")
-        self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
+        self._settle(sum(self.counts), shape, has_classes=labelled)
         self._set(num_examples=self._num_examples)
 
     def _take_index(self, index: Mapping[str, Any]) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ class Records(OfReader):
         return f"{super().identity(epoch, start)} {zlib.crc32(first)}"
 
     @property
-    def order_version(self) -> int:
+    def order_version(self) -> int:  # type: ignore[override]
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 4 if self.shuffle else 2
 

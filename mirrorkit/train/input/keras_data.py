@@ -121,7 +121,8 @@ class CarriedOn(Recipe):
     first_epoch = 0
 
     def __init__(self, recipe: Recipe, steps: int) -> None:
-        self._recipe, self._steps, self.element_spec = recipe, steps, recipe.element_spec
+        self._recipe, self._steps = recipe, steps
+        self.element_spec, self.order_version = recipe.element_spec, recipe.order_version
 
     @property
     def steps_per_epoch(self) -> int:
@@ -134,11 +135,6 @@ class CarriedOn(Recipe):
         examples, size = self._recipe.num_examples, self._recipe.global_batch_size
         of = "" if examples is None else f"{examples} examples in batches of {size}, "
         return f"{of}{self._recipe.order_in_words}, {self._steps} steps per epoch"
-
-    @property
-    def order_version(self) -> int:
-        """See `Recipe`."""
-        return self._recipe.order_version
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -166,7 +162,7 @@ def data_of_fit(
     seed: int | None,
 ) -> tuple[Any, Any, int | None]:
     """Return the data of a fit, that of its validation, and the seed of its order if it is shuffled here."""
-    x, _, _ = train
+    x = train[0]
     if validation_split:
         if validation is not None or not are_arrays(x):
             raise StepError(
