@@ -104,8 +104,8 @@ class ImageFolder(OfSplit):
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
-        self._set(_format=ImageFormat(**{name: getattr(self, name) for name in ImageFormat.__dataclass_fields__}))
-        self._set(image_size=tuple(map(int, self.image_size)))
+        checked = ImageFormat(**{name: getattr(self, name) for name in ImageFormat.__dataclass_fields__})
+        self._set(_format=checked, image_size=tuple(map(int, self.image_size)))
         _check_subset(self.validation_split, self.subset)
         if self.class_names is not None and (isinstance(self.class_names, str) or self.labels is None):
             raise RecipeError(f"class_names must be a list of names, for labels; found {self.class_names!r}.")
