@@ -98,7 +98,7 @@ class PyBatches(Recipe):
         numbers = order_of(self.steps_per_epoch, shuffle=self._shuffle, key=[self._seed, epoch])[start:]
 
         def read() -> Iterator[Batch]:
-            getattr(self._source, "on_epoch_begin", lambda: None)()
+            self._source.on_epoch_begin()
             for count, number in enumerate(numbers, 1):
                 batch = _standard(self._source[int(number)])
                 if count == len(numbers):
