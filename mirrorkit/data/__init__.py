@@ -35,11 +35,9 @@ from mirrorkit.data.tfrecords import Records, records
 from mirrorkit.data.augment import RowsToMake as RowsToMake  # isort: skip
 from mirrorkit.data.disk import crc32 as crc32  # isort: skip
 from mirrorkit.data.distribution import untuned as untuned  # isort: skip
-from mirrorkit.data.nests import of_user as of_user  # isort: skip
-from mirrorkit.data.nests import without_none as without_none  # isort: skip
+from mirrorkit.data.nests import of_user as of_user, without_none as without_none  # isort: skip
 from mirrorkit.data.order import order_of as order_of  # isort: skip
-from mirrorkit.data.worker_rows import bounds as bounds  # isort: skip
-from mirrorkit.data.worker_rows import own_rows as own_rows  # isort: skip
+from mirrorkit.data.worker_rows import bounds as bounds, own_rows as own_rows  # isort: skip
 from mirrorkit.data.preparation import PreparedRecipe as PreparedRecipe  # isort: skip
 from mirrorkit.data.stored_array import HOST as HOST  # isort: skip
 

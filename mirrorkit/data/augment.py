@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from mirrorkit.data.nests import pick
 from mirrorkit.data.stored_array import HOST
 from mirrorkit.errors import RecipeError
 
@@ -191,16 +192,11 @@ class RowsToMake(NamedTuple):
     made_end: Any
     size: Any  # of the global batch
 
-    @property
-    def made(self) -> tuple[Any, Any]:
-        """The first one that is made, and the first one after them."""
-        return self.made_first, self.made_end
-
     def wanted(self, made: Any) -> Any:
         """Cut what is wanted out of a nest of tensors of what was made."""
         if isinstance(self.size, int) and (self.first, self.end) == (self.made_first, self.made_end):
             return made
-        return tf.nest.map_structure(lambda rows: rows[self.first - self.made_first : self.end - self.made_first], made)
+        return pick(made, slice(self.first - self.made_first, self.end - self.made_first))
 
 
 def rows_to_make(augmentations: Sequence[Augmentation], first: Any, end: Any, size: Any) -> RowsToMake:

@@ -34,21 +34,13 @@ def read_binary(folder: Path, *, classes: int) -> tuple[Half, Half]:
             f"{paths[counts.index(min(counts))]} is cut short: {max(counts)} images were expected, as in the other "
             f"files; found {min(counts)}. Fetch it again."
         )
-    return _halves(pieces)
+    images, labels = (np.concatenate(arrays) for arrays in zip(*pieces[:-1], strict=True))
+    return (images, labels), pieces[-1]
 
 
 def _records(path: Path, label_bytes: int) -> Half:
     """Read records of `label_bytes` label bytes, of which the last counts, and 3072 pixels."""
     with damage_named(path):
         records = np.fromfile(path, np.uint8).reshape(-1, label_bytes + _PIXELS)
-    return _images(records[:, label_bytes:]), records[:, label_bytes - 1]
-
-
-def _images(planes: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-
-
-def _halves(pieces: list[Half]) -> tuple[Half, Half]:
-    """Join the pieces of the training set; the last one is the test set."""
-    images, labels = (np.concatenate(arrays) for arrays in zip(*pieces[:-1], strict=True))
-    return (images, labels), pieces[-1]
+    planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, label_bytes - 1]

@@ -57,16 +57,14 @@ def file_errors(what: str, cure: str) -> Iterator[None]:
 
 
 @contextmanager
-def damage_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what a damaged file makes its reader raise into a DataError with its name."""
+def damage_named(path: str | os.PathLike[str], cure: str = "Delete it and fetch it again.") -> Iterator[None]:
+    """Turn what a damaged file makes its reader raise into a DataError with its name, and `cure`."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
     except Exception as error:
-        raise DataError(
-            f"{os.fspath(path)} is damaged: {type(error).__name__}: {str(error)[:200]}. Delete it and fetch it again."
-        ) from error
+        raise DataError(f"{os.fspath(path)} is damaged: {type(error).__name__}: {str(error)[:200]}. {cure}") from error
 
 
 def reason(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,7 +107,7 @@ class LocalBatches:
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, sizes: Iterable[int] | None = None
+        self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, sizes: Sequence[int] | None = None
     ) -> None:
         self._dataset = untuned(dataset)
         self._strategy = strategy
@@ -121,9 +121,7 @@ class LocalBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yield a per-replica value for each global batch."""
         replicas, context = self._strategy.num_replicas_in_sync, input_context(self._strategy)
-        for batch, size in zip(
-            self._dataset, itertools.repeat(None) if self._sizes is None else self._sizes, strict=False
-        ):
+        for batch, size in zip(self._dataset, self._sizes or itertools.repeat(None), strict=False):
             if replicas == 1:
                 yield batch
                 continue

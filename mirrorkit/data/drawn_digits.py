@@ -57,7 +57,7 @@ def synthetic(
             f"synthetic(train={train}, test={test}, num_classes={num_classes}, seed={seed}) was asked for; it draws at "
             "least 1 image each, of 1 to 10 digits, with a seed >= 0."
         )
-    names = tuple(str(digit) for digit in range(num_classes))
+    names = tuple(map(str, range(num_classes)))
     drawn_train = _draw(train, shape, num_classes, np.random.default_rng([seed, 1]))
     drawn_test = _draw(test, shape, num_classes, np.random.default_rng([seed, 2]))
     return Splits("synthetic", drawn_train, drawn_test, num_classes, names, "synthetic")

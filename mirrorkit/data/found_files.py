@@ -64,5 +64,4 @@ def listed(folder: str, pattern: str) -> list[str]:
     """Return the files in a folder whose names have this pattern; on this machine also its folders."""
     if remote_files.is_remote(folder):
         return [file for file in remote_files.listed(folder) if fnmatch.fnmatchcase(os.path.basename(file), pattern)]
-    names = (name for name in tf.io.gfile.listdir(folder) if fnmatch.fnmatchcase(name, pattern))
-    return sorted(os.path.join(folder, name) for name in names)
+    return sorted(os.path.join(folder, name) for name in fnmatch.filter(tf.io.gfile.listdir(folder), pattern))

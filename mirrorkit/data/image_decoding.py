@@ -79,10 +79,8 @@ class ImageFormat:
             return self._images(paths)
 
     def _image(self, path: tf.Tensor) -> tf.Tensor:
-        return self._resized(_decoded(path, CHANNELS[self.color_mode]))
-
-    def _resized(self, image: tf.Tensor) -> tf.Tensor:
-        """Resize as Keras's `image_dataset_from_directory` does, and round."""
+        """Decode a file and resize the image, as Keras's `image_dataset_from_directory` does, and round."""
+        image = _decoded(path, CHANNELS[self.color_mode])
 
         def resized() -> tf.Tensor:
             if self.pad_to_aspect_ratio:

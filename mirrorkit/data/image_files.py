@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import zlib
@@ -20,11 +21,11 @@ from mirrorkit.data.nests import Arrays
 from mirrorkit.data.remote_files import in_parallel, require_readable
 from mirrorkit.data.splits import Split, arrays
 from mirrorkit.errors import DataError, RecipeError
+from mirrorkit.printing import few
 
 _log = logging.getLogger("mirrorkit")
 
 _SUBSETS = ("training", "validation")
-_TOLD = 3  # names in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +101,11 @@ class ImageFolder(OfSplit):
     skip_corrupt: bool = False
     skipped: tuple[str, ...] = field(init=False, default=())
     _format: ImageFormat = field(init=False, repr=False)
-    _split: Split = field(init=False, repr=False)  # whose inputs are the paths
-    _crc: int = field(init=False, repr=False)  # of the names and labels
 
     def __post_init__(self) -> None:
         """Find the files and check the arguments."""
-        self._set(_format=ImageFormat(**{name: getattr(self, name) for name in ImageFormat.__dataclass_fields__}))
-        self._set(image_size=tuple(map(int, self.image_size)))
+        checked = ImageFormat(**{name: getattr(self, name) for name in ImageFormat.__dataclass_fields__})
+        self._set(_format=checked, image_size=tuple(map(int, self.image_size)))
         _check_subset(self.validation_split, self.subset)
         if self.class_names is not None and (isinstance(self.class_names, str) or self.labels is None):
             raise RecipeError(f"class_names must be a list of names, for labels; found {self.class_names!r}.")
@@ -117,33 +116,36 @@ class ImageFolder(OfSplit):
         places = np.arange(len(listing.paths))
         num_classes = None if listing.class_names is None else len(listing.class_names)
         split = Split(places) if listing.labels is None else arrays(places, listing.labels, num_classes=num_classes)
+        split = replace(split, images=np.array(listing.paths, object))
         if self.subset is not None:
             split = split[_part(len(split), self.validation_split, self.subset)]
         if self.skip_corrupt:
-            split = self._readable(listing.paths, split)
-        paths = [listing.paths[place] for place in split.inputs]
-        self._set(
-            _split=replace(split, images=np.array(paths, object)),
-            _crc=self._crc_of(paths, split.as_element()[1:]),
-            labels=split.labels,
-            class_names=listing.class_names,
-        )
-        are_classes = isinstance(split.labels, np.ndarray) and split.labels.dtype.kind != "f"
-        self._settle(len(split), [None, *self._format.shape], has_classes=are_classes, labels=split.labels)
+            split = self._readable(split)
+        self._set(labels=split.labels, class_names=listing.class_names)
+        self._take(split, [None, *self._format.shape])
 
     @property
     def file_paths(self) -> list[str]:
         """The files, in the order of an epoch that is not shuffled."""
         return list(self._split.inputs)
 
-    @property
+    @functools.cached_property
     def layout(self) -> object:
-        """See `PreparedRecipe`."""
-        return self._crc
+        """See `PreparedRecipe`: a number that stands for names and labels, wherever the folder lies."""
+        paths, *labels = self._split.as_element()
+        if isinstance(self.path, (str, os.PathLike)):
+            root = len(os.path.expanduser(os.fspath(self.path)))
+            names = [path[root:].strip(os.sep) for path in paths]
+        else:
+            names = [os.path.basename(path) for path in paths]
+        crc = zlib.crc32("".join(f"{name}\0" for name in names).encode())
+        for label in tf.nest.flatten(labels):
+            crc = zlib.crc32(label.tobytes(), crc)
+        return crc
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
-        return f"{super().identity(epoch, start)} {self._format} {self._crc}"
+        return f"{super().identity(epoch, start)} {self._format} {self.layout}"
 
     def _element(self, *read: Any) -> tuple[Any, ...]:
         paths, *labels = read
@@ -175,30 +177,18 @@ class ImageFolder(OfSplit):
             )
         return Listing(paths, self.labels, None if self.class_names is None else tuple(self.class_names))
 
-    def _readable(self, paths: list[str], split: Split) -> Split:
+    def _readable(self, split: Split) -> Split:
         """Leave out the files that cannot be decoded."""
         _log.info("Decoding %d files once, to find those that are corrupt.", len(split))
-        whole = np.array(in_parallel(is_image, [paths[place] for place in split.inputs]))
+        whole = np.array(in_parallel(is_image, split.inputs))
         if whole.all():
             return split
-        self._set(skipped=tuple(paths[place] for place in split.inputs[~whole]))
-        few = ", ".join(self.skipped[:_TOLD])
-        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(self.skipped), len(split), few)
+        self._set(skipped=tuple(split.inputs[~whole]))
+        told = few(self.skipped)
+        _log.warning("%d of %d files cannot be decoded, and are left out: %s.", len(self.skipped), len(split), told)
         if not whole.any():
             raise DataError(f"None of {len(split)} files can be decoded as an image, the first is {self.skipped[0]}.")
         return split[whole]
-
-    def _crc_of(self, paths: list[str], labels: Arrays) -> int:
-        """A number that stands for names and labels, wherever the folder lies."""
-        if isinstance(self.path, (str, os.PathLike)):
-            root = len(os.path.expanduser(os.fspath(self.path)))
-            names = [path[root:].strip(os.sep) for path in paths]
-        else:
-            names = [os.path.basename(path) for path in paths]
-        crc = zlib.crc32("".join(f"{name}\0" for name in names).encode())
-        for label in tf.nest.flatten(labels):
-            crc = zlib.crc32(label.tobytes(), crc)
-        return crc
 
 
 image_folder = ImageFolder

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from mirrorkit.printing import few
 _log = logging.getLogger("mirrorkit")
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")  # what TensorFlow decodes
-
-_Walk = Callable[[str], Iterator[tuple[str, list[str], list[str]]]]  # `os.walk`
 
 
 class Listing(NamedTuple):
@@ -39,9 +36,8 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
         DataError: no such folder, no class folders, one without images.
         RecipeError: `class_names` that leave out a folder.
     """
-    walk = _walker(folder)
     with file_errors(f"{folder} cannot be read", CURE):
-        _, inside, files = next(walk(folder))
+        _, inside, files = next(_walk(folder))
     folders = sorted(name.rstrip("/") for name in inside if _is_shown(name))
     names = tuple(folders if class_names is None else class_names)
     if not folders:
@@ -55,7 +51,7 @@ def list_classes(folder: str, class_names: Sequence[str] | None) -> Listing:
             f"class_names={list(names)} was asked for, but {folder} also has {few(left_out)}. Name all of its folders."
         )
     others: list[str] = []
-    by_class = [[*_images_in(os.path.join(folder, name), others, walk)] if name in folders else [] for name in names]
+    by_class = [[*_images_in(os.path.join(folder, name), others)] if name in folders else [] for name in names]
     counts = [len(paths) for paths in by_class]
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if len(empty) == len(names):
@@ -76,20 +72,20 @@ def list_images(folder: str) -> Listing:
         DataError: no such folder, no images.
     """
     others: list[str] = []
-    paths = [*_images_in(folder, others, _walker(folder))]
+    paths = [*_images_in(folder, others)]
     if not paths:
         raise _no_images(folder, others)
     _tell(folder, others)
     return Listing(paths)
 
 
-def _images_in(folder: str, others: list[str], walk: _Walk) -> Iterator[str]:
+def _images_in(folder: str, others: list[str]) -> Iterator[str]:
     """Yield the images in a folder and in those within, sorted; what else is there is added to `others`.
 
     Hidden files are passed over, and so are links to folders, which may lead around in a circle.
     """
     with file_errors(f"{folder} cannot be read", CURE):
-        for parent, folders, files in walk(folder):
+        for parent, folders, files in _walk(folder):
             links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
             folders[:] = sorted(name.rstrip("/") for name in folders if _is_shown(name) and name not in links)
             for name in sorted(filter(_is_shown, [*files, *links])):
@@ -101,12 +97,12 @@ def _images_in(folder: str, others: list[str], walk: _Walk) -> Iterator[str]:
                     others.append(path)
 
 
-def _walker(folder: str) -> _Walk:
-    """Return what walks in a folder, or one within, as `os.walk` does."""
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk in a folder, as `os.walk` does."""
     require_readable("image_folder", folder)
     if not tf.io.gfile.isdir(folder):
         raise DataError(f"image_folder needs a folder, or a list of files; there is no folder {folder}.")
-    return tf.io.gfile.walk if "://" in folder else functools.partial(os.walk, onerror=_raise)
+    return tf.io.gfile.walk(folder) if "://" in folder else os.walk(folder, onerror=_raise)
 
 
 def _raise(error: OSError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ class OfSplit(PreparedRecipe):
 
     _split: Split
 
+    def _take(self, split: Split, shape: Sequence[int | None] | None) -> None:
+        """Check the arguments for a split, whose inputs become those of this shape in a batch."""
+        self._set(_split=split)
+        labels = split.labels
+        are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f"
+        self._settle(len(split), shape, has_classes=are_classes, labels=labels)
+
     @property
     def num_classes(self) -> int | None:
         """The number of classes; None where the labels are not classes."""
@@ -33,15 +41,17 @@ class OfSplit(PreparedRecipe):
 
         There is one copy, which the datasets of all epochs share.
         """
+        self._check_map()
         with tf.init_scope(), tf.device("CPU:0"):  # never on an accelerator, whatever scope we are in
             return tf.nest.map_structure(tf.constant, self._split.as_element())
 
     def _dataset(self, epoch: int, start: int, context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        return self._all_of(range(epoch, epoch + 1), start, context)
+        return self.joined(range(epoch, epoch + 1), start, context)
 
-    def _all_of(
-        self, epochs: range, start: int = 0, context: tf.distribute.InputContext | None = None
+    def joined(
+        self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
+        """See `Recipe`; made together, since an epoch may be a few batches."""
         whole = self.host_tensors
         size, steps = self.global_batch_size, self.steps_per_epoch
         is_drawn = self.shuffle or self.weights is not None
@@ -56,11 +66,11 @@ class OfSplit(PreparedRecipe):
 
         def batch(place: tf.Tensor) -> Any:
             row, step = place // steps, place % steps
-            rows = self.rows_of(step, context)
+            rows = self.rows_of(step, input_context)
             # a static batch size, where all batches have the same, spares the model's graph its dynamic shapes
             gathered = gather(row, step * size + rows.made_first, rows.made_end - rows.made_first)
             element = self._element(*gathered)
-            return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if context else None)
+            return self.finish(element, epoch=epochs.start + row, step=step, rows=rows if input_context else None)
 
         places = tf.data.Dataset.range(start, len(epochs) * steps)
         return uncopied(self._made(places, batch))
@@ -128,15 +138,11 @@ class Batches(OfSplit):
                 f"batches needs a split, found {type(split).__name__}. Make one with mk.data.arrays(images, labels), "
                 "or take .train or .test of a loaded data set."
             )
-        self._set(_split=split)
-        inputs, labels = split.inputs, split.labels
-        are_classes = isinstance(labels, np.ndarray) and labels.dtype.kind != "f" and split.num_classes is not None
-        self._settle(len(split), getattr(inputs, "shape", None), has_classes=are_classes, labels=labels)
+        self._take(split, getattr(split.inputs, "shape", None))
 
     @functools.cached_property
     def host_tensors(self) -> Any:
         """The whole split as tensors in the host's memory, in the form of `Split.as_element`; mapped with `cache`."""
-        self._check_map()
         _require_memory(self.split)
         whole = super().host_tensors
         if self.map is None or not self.cache:
@@ -151,7 +157,7 @@ class Batches(OfSplit):
 
     def spread(self) -> tf.data.Dataset:
         """One batch, as a dataset of one element, of examples from all over the set, for checks of a model."""
-        places = np.linspace(0, len(self.split) - 1, self.global_batch_size).astype(np.int64)
+        places = np.linspace(0, len(self.split) - 1, self.global_batch_size, dtype=np.int64)
         element = tf.data.Dataset.from_tensors(pick(self.split.as_element(), places))
         if self.cache:
             element = element.map(super()._mapped)

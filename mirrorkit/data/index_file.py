@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.disk import CURE, file_errors
+from mirrorkit.data.disk import CURE, damage_named, file_errors
 from mirrorkit.data.remote_files import RemoteFile, listed, opened, size_of
 from mirrorkit.errors import DataError
 
@@ -33,16 +33,14 @@ def read_index(path: str) -> dict[str, Any]:
     with file_errors(f"{path} cannot be read", CURE), opened(path) as file:
         content = file.read()
     folder = os.path.dirname(path)
-    try:
+    with damage_named(path, _AGAIN):  # whatever a changed byte leads to
         index = _parsed(json.loads(content), folder)
-    except Exception as error:  # whatever a changed byte leads to
-        raise DataError(f"{path} is damaged: {type(error).__name__}: {str(error)[:200]}. {_AGAIN}") from error
-    at_address = {str(file): file for file in listed(folder)} if isinstance(path, RemoteFile) else None
+    at_address = {str(file): file for file in listed(folder)} if isinstance(path, RemoteFile) else {}
     for entry in index["shards"]:
         name = entry["file"]
-        entry["file"] = name if at_address is None else at_address.get(name, name)
+        entry["file"] = at_address.get(name, name)
         with file_errors(f"{name} cannot be read", CURE):
-            is_there = tf.io.gfile.exists(name) if at_address is None else name in at_address
+            is_there = name in at_address if at_address else tf.io.gfile.exists(name)
             size = size_of(entry["file"]) if is_there else None
         if size != entry["bytes"]:
             found = "it is missing" if size is None else f"found {size}"

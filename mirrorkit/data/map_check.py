@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.data.nests import leaves
+from mirrorkit.data.nests import leaves, pick
 from mirrorkit.errors import RecipeError
 
 _log = logging.getLogger("mirrorkit")
@@ -28,7 +28,7 @@ _CURE = (
     "map. A constant of the whole set is right in map."
 )
 
-RowsToMake = dict[str, np.ndarray]
+Made = dict[str, np.ndarray]  # by the paths of its arrays
 
 
 def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> None:
@@ -44,7 +44,7 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
     half = min(len(array) for array in tf.nest.flatten(element)) // 2
     if not half:
         return
-    whole = _rows(element, 0, 2 * half)
+    whole = pick(element, slice(2 * half))
     try:
         (made,) = _run(function, whole)
     except Exception:
@@ -56,7 +56,7 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
                 f"{list(array.shape)} (result{path}). Make more or fewer examples before mirrorkit gets them."
             )
     try:
-        parts = _run(function, _rows(element, 0, half), _rows(element, half, 2 * half))
+        parts = _run(function, pick(whole, slice(half)), pick(whole, slice(half, None)))
     except Exception as error:
         raise RecipeError(
             f"map works on {2 * half} rows of the set, but fails on {half} of them: {error}. {_CURE}"
@@ -68,22 +68,14 @@ def require_by_row(function: Callable[..., Any], element: tuple[Any, ...]) -> No
             "and a resumed run, draw others. augment= draws the same ones everywhere."
         )
         (beside,) = _run(function, tf.nest.map_structure(lambda array: np.concatenate([array[:half]] * 2), whole))
-        found = _difference(_first(made, half), _first(beside, half))
+        found = _difference(pick(made, slice(half)), pick(beside, slice(half)))
         if found and _difference(made, *_run(function, whole)):
             return  # what it draws is fixed by no seed of a graph
     if found:
         raise RecipeError(f"map returns a different result for a row when other rows are beside it: {found}. {_CURE}")
 
 
-def _rows(element: tuple[Any, ...], first: int, end: int) -> Any:
-    return tf.nest.map_structure(lambda array: array[first:end], element)
-
-
-def _first(made: RowsToMake, rows: int) -> RowsToMake:
-    return {path: array[:rows] for path, array in made.items()}
-
-
-def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[RowsToMake]:
+def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[Made]:
     """Return the tensors that a newly traced function makes of each element, by their paths."""
     traced = tf.function(function)
 
@@ -96,13 +88,11 @@ def _run(function: Callable[..., Any], *elements: Any, seed: int = 1) -> list[Ro
     return [{path: leaf.numpy() for path, leaf in result if isinstance(leaf, tf.Tensor)} for result in results]
 
 
-def _difference(one: RowsToMake, other: RowsToMake) -> str | None:
+def _difference(one: Made, other: Made) -> str | None:
     """Return which part of two results differs by more than rounding; or None."""
     for path, array in one.items():
         rounding = _ROUNDING.get(array.dtype.name)
-        if array.shape != other[path].shape:
-            same = False
-        elif rounding is None:
+        if rounding is None or array.shape != other[path].shape:
             same = np.array_equal(array, other[path])
         else:
             wide, wide_other = array.astype(np.float64), other[path].astype(np.float64)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mirrorkit.arguments import is_number, require_kinds, whole_number
+from mirrorkit.arguments import is_number, whole_number
 from mirrorkit.data.distribution import untuned
-from mirrorkit.data.recipe import Recipe, fitting_batch_size
+from mirrorkit.data.recipe import Recipe, check_fields, fitting_batch_size
 from mirrorkit.errors import RecipeError
 
 
@@ -61,8 +60,7 @@ class Mix(Recipe):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        kinds = {one.name: one.type for one in fields(self) if one.init}
-        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
+        check_fields(self)
         whole_number("seed", self.seed, RecipeError, least=0)
         sets = self.sets
         if not all(isinstance(one, Recipe) for one in sets):
@@ -72,8 +70,9 @@ class Mix(Recipe):
         if not sets:
             raise RecipeError("mix was given 0 sets; give it one or more.")
         # of a set that is smaller than its batches, what was asked for
-        size = max(one.global_batch_size if self.whole_batches else _asked_size(one) for one in sets)
-        vars(self).update(sets=dict(sets), global_batch_size=size)  # a frozen dataclass refuses assignment
+        name = "global_batch_size" if self.whole_batches else "asked_batch_size"
+        size = max(getattr(one, name, one.global_batch_size) for one in sets)
+        self._set(sets=dict(sets), global_batch_size=size)
         for one in sets:
             self._require_fitting(one)
         count = self.examples_per_epoch
@@ -81,28 +80,19 @@ class Mix(Recipe):
         count = whole_number("examples_per_epoch", count, RecipeError)
         if not self.whole_batches:
             fitting = fitting_batch_size(size, count, drop_remainder=self.drop_remainder)
-            vars(self).update(_asked_size=size, global_batch_size=fitting)
-        vars(self).update(_draws=_shares(list(sets.values()), count // self._unit))
+            self._set(asked_batch_size=size, global_batch_size=fitting)
+        self._set(_draws=_shares(list(sets.values()), count // self._unit))
+        reads_own_rows = self.whole_batches and all(one.reads_own_rows for one in sets)
+        self._set(
+            reads_own_rows=reads_own_rows,
+            order_depends_on_workers=reads_own_rows and any(one.order_depends_on_workers for one in sets),
+            order_version=sum(one.order_version for one in sets),
+        )
 
     @property
     def num_examples(self) -> int:
         """The number of examples in an epoch."""
         return int(self._draws.sum()) * self._unit
-
-    @property
-    def reads_own_rows(self) -> bool:  # type: ignore[override]
-        """Whether each worker reads only its own rows: of whole batches, where all sets can."""
-        return self.whole_batches and all(one.reads_own_rows for one in self.sets)
-
-    @property
-    def order_depends_on_workers(self) -> bool:  # type: ignore[override]
-        """See `Recipe`."""
-        return self.reads_own_rows and any(one.order_depends_on_workers for one in self.sets)
-
-    @property
-    def order_version(self) -> int:
-        """See `Recipe`; it changes with that of each set."""
-        return sum(one.order_version for one in self.sets)
 
     @property
     def order_in_words(self) -> str:
@@ -129,26 +119,23 @@ class Mix(Recipe):
         passed, whose = np.split(whose, [start * size // self._unit])
         given = epoch * self._draws + np.bincount(passed, minlength=number)
         left = np.bincount(whose, minlength=number)
-        own = {} if input_context is None else {"input_context": input_context}
         each = zip(self.sets, given.tolist(), left.tolist(), strict=True)
-        parts = [self._part_of(one, before, after, own) for one, before, after in each]
+        parts = [self._part_of(one, before, after, input_context) for one, before, after in each]
         mixed = tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.from_tensor_slices(whose))
         if not self.whole_batches:
             mixed = mixed.batch(size, drop_remainder=self.drop_remainder or self.num_examples % size == 0)
         counted = mixed.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch - start))
         return untuned(counted.prefetch(tf.data.AUTOTUNE))
 
-    def _part_of(self, one: Recipe, given: int, left: int, own: Mapping[str, Any]) -> tf.data.Dataset:
+    def _part_of(
+        self, one: Recipe, given: int, left: int, context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
         """Return `left` examples of a set, or batches, after the `given` ones, counted over all its epochs."""
         of_epoch, first = sum(one.batch_sizes()), given * self._unit
         epoch, place = divmod(first, of_epoch)
         start, passed = divmod(place, one.global_batch_size)  # rows of the first batch
-        made = one.dataset(epoch, start, **own)
-        later = range(epoch + 1, -(-(first + left * self._unit) // of_epoch))
-        if later and not own:
-            made = made.concatenate(one.epochs(len(later), first=later.start))  # of a small set, made together
-        elif later:
-            made = functools.reduce(tf.data.Dataset.concatenate, (one.dataset(at, **own) for at in later), made)
+        end = max(epoch + 1, -(-(first + left * self._unit) // of_epoch))
+        made = one.joined(range(epoch, end), start, context)
         return (made if self.whole_batches else made.unbatch().skip(passed)).take(left)
 
     @property
@@ -178,10 +165,6 @@ class Mix(Recipe):
 
 
 mix = Mix
-
-
-def _asked_size(one: Recipe) -> int:
-    return getattr(one, "_asked_size", one.global_batch_size)
 
 
 def _shares(weights: Sequence[float], units: int) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
@@ -50,7 +49,6 @@ class FromFunction(Recipe):
     function: Callable[..., tf.data.Dataset]
     global_batch_size: int = field(kw_only=True)
     steps_per_epoch: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number, once made
-    _spec: Any = field(init=False, repr=False)
 
     reads_own_rows = True
     order_depends_on_workers = True
@@ -68,17 +66,12 @@ class FromFunction(Recipe):
                 "from_function needs the number of batches in an epoch, and the dataset does not know it. Pass "
                 "steps_per_epoch=, or set it: dataset.apply(tf.data.experimental.assert_cardinality(500))."
             )
-        vars(self).update(steps_per_epoch=steps, _spec=whole.element_spec)  # a frozen dataclass refuses assignment
+        self._set(steps_per_epoch=steps, element_spec=whole.element_spec)
 
     @property
     def num_examples(self) -> int:
         """The number of examples that an epoch uses."""
         return self.steps_per_epoch * self.global_batch_size
-
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a global batch."""
-        return self._spec
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None

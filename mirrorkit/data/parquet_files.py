@@ -14,10 +14,10 @@ import tensorflow as tf
 from mirrorkit.arguments import whole_number
 from mirrorkit.data.found_files import found
 from mirrorkit.data.parquet_columns import Column, column_of, pyarrow
-from mirrorkit.data.parquet_reading import Table, damaged
+from mirrorkit.data.parquet_reading import Table, damage_named
 from mirrorkit.data.reading import OfReader
 from mirrorkit.data.remote_files import RemoteFile, RemoteReader, in_parallel
-from mirrorkit.errors import DataError, MirrorkitError, RecipeError
+from mirrorkit.errors import DataError, RecipeError
 
 Names = str | Sequence[str]
 
@@ -94,7 +94,7 @@ class Parquet(OfReader):
         shape = [None, *by_name[self.x].shape] if isinstance(self.x, str) else None
         y = by_name[self.y] if isinstance(self.y, str) else None
         are_classes = y is not None and y.dtype.is_integer and not y.shape
-        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes and self.num_classes is not None)
+        self._settle(sum(self._reader.blocks), shape, has_classes=are_classes)
 
     def identity(self, epoch: int, start: int) -> str:
         """Return what must be the same on all workers; see `PreparedRecipe.identity`."""
@@ -114,7 +114,7 @@ class Parquet(OfReader):
         return (x, *others)
 
     @property
-    def order_version(self) -> int:
+    def order_version(self) -> int:  # type: ignore[override]
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 2 if self.shuffle else 1
 
@@ -165,13 +165,8 @@ def _several(part: Names) -> Sequence[str]:
 
 def _footer(file: str) -> Any:
     """What pyarrow says of a file without reading its rows."""
-    module, errors = pyarrow("pyarrow.parquet"), pyarrow().ArrowException
-    try:
-        return module.read_metadata(RemoteReader(file) if isinstance(file, RemoteFile) else file)
-    except MirrorkitError:
-        raise
-    except (OSError, errors) as error:
-        raise damaged(file, error) from error
+    with damage_named(file):
+        return pyarrow("pyarrow.parquet").read_metadata(RemoteReader(file) if isinstance(file, RemoteFile) else file)
 
 
 def _require_one_schema(files: Sequence[str], schemas: Sequence[Any], names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ read in small pieces.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,9 +40,7 @@ class Table(Reader):
 
     def __init__(self, files: Sequence[str], footers: Sequence[Any], columns: Sequence[Column]) -> None:
         self.files, self.footers, self.columns = files, footers, columns
-        self.groups: list[tuple[int, int]] = []
-        for file, footer in enumerate(footers):
-            self.groups += [(file, group) for group in range(footer.num_row_groups)]
+        self.groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
         self.blocks = tuple(footers[file].row_group(group).num_rows for file, group in self.groups)
         self.row_bytes = _row_bytes(footers, [column.name for column in columns])
         self.most = max(1, _OPEN // max(1, self.row_bytes * max(self.blocks, default=0)))
@@ -56,8 +55,31 @@ class Table(Reader):
 
     def _rows(self, group: int) -> Iterator[Arrays]:
         path = self.files[self.groups[group][0]]
-        for rows in _opened(self, group):
+        for rows in self._opened(group):
             yield tuple(column.values(rows.column(column.name), path) for column in self.columns)
+
+    def _opened(self, group: int) -> Iterator[Any]:
+        """Yield a row group in record batches; a small one at once, of others a page of each column is held too."""
+        file, number = self.groups[group]
+        rows = max(1, _PIECE // max(1, self.row_bytes))
+        open_file = pyarrow("pyarrow.parquet").ParquetFile
+        names, footer = [column.name for column in self.columns], self.footers[file]
+        path = self.files[file]
+        is_remote = isinstance(path, RemoteFile)
+        # of a file at an address the columns of a row group are read at once, in few requests
+        how = {"metadata": footer, "buffer_size": 0 if is_remote else _BUFFER, "pre_buffer": is_remote}
+        source = RemoteReader(path) if isinstance(path, RemoteFile) else path
+        rows_read = 0
+        with damage_named(path, number):
+            with open_file(source, page_checksum_verification=True, **how) as opened:
+                for batch in opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                    rows_read += batch.num_rows
+                    if rows_read == self.blocks[group]:
+                        break
+                    yield batch
+            if rows_read < self.blocks[group]:
+                raise OSError(f"it ends after {rows_read} rows")
+        yield batch  # the last one, when the file is closed, or its pages would stay in memory
 
 
 def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
@@ -70,35 +92,13 @@ def _row_bytes(footers: Sequence[Any], names: Sequence[str]) -> int:
     return -(-total // max(1, sum(footer.num_rows for footer in footers)))
 
 
-def _opened(table: Table, group: int) -> Iterator[Any]:
-    """Yield a row group in record batches; a small one at once, of others a page of each column is held too."""
-    file, number = table.groups[group]
-    rows = max(1, _PIECE // max(1, table.row_bytes))
-    open_file = pyarrow("pyarrow.parquet").ParquetFile
-    names, footer = [column.name for column in table.columns], table.footers[file]
-    path = table.files[file]
-    is_remote = isinstance(path, RemoteFile)
-    # of a file at an address the columns of a row group are read at once, in few requests
-    how = {"metadata": footer, "buffer_size": 0 if is_remote else _BUFFER, "pre_buffer": is_remote}
-    source = RemoteReader(path) if isinstance(path, RemoteFile) else path
-    rows_read = 0
+@contextlib.contextmanager
+def damage_named(path: str, group: int | None = None) -> Iterator[None]:
+    """Turn what pyarrow raises for a file, or for a row group of it, into a DataError with its name."""
     try:
-        with open_file(source, page_checksum_verification=True, **how) as opened:
-            for batch in opened.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                rows_read += batch.num_rows
-                if rows_read == table.blocks[group]:
-                    break
-                yield batch
+        yield
     except MirrorkitError:
         raise
     except (OSError, pyarrow().ArrowException) as error:
-        raise damaged(path, error, number) from error
-    if rows_read < table.blocks[group]:
-        raise damaged(path, f"it ends after {rows_read} rows", number)
-    yield batch  # the last one, when the file is closed, or its pages would stay in memory
-
-
-def damaged(path: str, why: object, group: int | None = None) -> DataError:
-    """Return the error about a file that cannot be read as Parquet."""
-    where = "" if group is None else f", in row group {group}"
-    return DataError(f"{path} is damaged, or cannot be read{where}: {why}. Write or copy it again.")
+        where = "" if group is None else f", in row group {group}"
+        raise DataError(f"{path} is damaged, or cannot be read{where}: {error}. Write or copy it again.") from error

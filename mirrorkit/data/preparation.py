@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
-import functools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +17,12 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
-from mirrorkit.arguments import require_kinds, whole_number
+from mirrorkit.arguments import whole_number
 from mirrorkit.data.augment import Augmentation, RowsToMake, apply, flip, rows_to_make
 from mirrorkit.data.map_check import ROWS, require_by_row
 from mirrorkit.data.nests import kind, without_none
 from mirrorkit.data.order import order_of
-from mirrorkit.data.recipe import Recipe, fitting_batch_size
+from mirrorkit.data.recipe import Recipe, check_fields, fitting_batch_size
 from mirrorkit.data.weights import drawn, example_weights
 from mirrorkit.data.worker_rows import own_rows
 from mirrorkit.errors import RecipeError
@@ -56,7 +54,7 @@ class PreparedRecipe(Recipe):
     prefetch: int = tf.data.AUTOTUNE
     _num_examples: int = field(init=False, repr=False)
     _size: int = field(init=False, repr=False)  # the number of examples in the set
-    _asked_size: int = field(init=False, repr=False)  # `global_batch_size` as it was asked for
+    asked_batch_size: int = field(init=False, repr=False)  # `global_batch_size` as it was asked for
     _checked: list[MapFunction] = field(init=False, repr=False, default_factory=list)  # `map`, after a look at it
 
     @property
@@ -68,11 +66,6 @@ class PreparedRecipe(Recipe):
     @abc.abstractmethod
     def num_classes(self) -> int | None:
         """The number of classes; None where the labels are not classes, or their number is unknown."""
-
-    @functools.cached_property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
-        return self.as_written().dataset().element_spec
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -141,9 +134,9 @@ class PreparedRecipe(Recipe):
             place = _place_of_images(x) if tf.nest.is_nested(x) else 0
             parts[place] = apply(self.augment, parts[place], seed=self.seed, epoch=epoch, step=step, rows=rows)
             x = tf.nest.pack_sequence_as(x, parts)
-        if self.one_hot and not others:
-            raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
         if self.one_hot:
+            if not others:
+                raise RecipeError("one_hot=True was asked for, but the examples have no labels. Leave it out.")
             hot = tf.one_hot(others[0], self.num_classes, dtype=tf.float32)
             others[0] = self._checked_classes(hot, others[0])
         finished = (x, *others)
@@ -231,12 +224,11 @@ class PreparedRecipe(Recipe):
     ) -> None:
         """Check the shared arguments, and set them in their final form.
 
-        The shape of the inputs is None where it is unknown, or there are several. The labels are None where they are
-        not in memory. A batch is no larger than an epoch.
+        The shape of the inputs is None where it is unknown, or there are several. `has_classes` says whether labels may
+        be classes. The labels are None where they are not in memory. A batch is no larger than an epoch.
         """
-        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.init}
-        require_kinds(kinds, {name: getattr(self, name) for name in kinds}, RecipeError)
-        if self.one_hot and not has_classes:
+        check_fields(self)
+        if self.one_hot and (not has_classes or self.num_classes is None):
             raise RecipeError(
                 "one_hot=True needs class indices (integers), one for each example, and how many classes there are: "
                 "pass num_classes= with the labels."
@@ -249,7 +241,7 @@ class PreparedRecipe(Recipe):
         _check_augment(self.augment, shape if self.map is None else None)
         self._set(
             _num_examples=count,
-            _asked_size=size,
+            asked_batch_size=size,
             global_batch_size=fitting_batch_size(size, count, drop_remainder=self.drop_remainder),
             seed=seed,
             prefetch=int(self.prefetch),
@@ -275,13 +267,10 @@ class PreparedRecipe(Recipe):
         self._set(weights=weights, shuffle=True)
         return count
 
-    def _set(self, **values: Any) -> None:
-        vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
-
     def _with(self, **values: Any) -> Self:
         """Return a copy with other values of attributes; `dataclasses.replace` would look at the data again."""
         other = copy.copy(self)
-        other._set(**values)
+        vars(other).update(values)
         return other
 
 

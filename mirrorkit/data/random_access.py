@@ -82,7 +82,7 @@ class RandomAccess(OfReader):
         reader = ItemReader(self.items, self.num_classes, self.threads or _THREADS, self.processes)
         self._set(_reader=reader)
         labelled = reader.has_classes or (reader.unlabelled and self.map is not None)
-        self._settle(reader.number, reader.shape, has_classes=self.num_classes is not None and labelled)
+        self._settle(reader.number, reader.shape, has_classes=labelled)
         self._require_same_items()
 
     def identity(self, epoch: int, start: int) -> str:

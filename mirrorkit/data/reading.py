@@ -198,11 +198,10 @@ class OfReader(PreparedRecipe):
         sizes = usual.made_end - usual.made_first, last.made_end - last.made_first
         length = None if last.size else sizes[0]
 
-        def read() -> Iterator[Any]:
-            made = (usual.made, last.made)
-            windows = self._windows(epoch, start)
-            own = (window[:, slice(*made[window.shape[1] < self.global_batch_size])] for window in windows)
-            yield from self._reader.batches(own)
+        def own_windows() -> Iterator[np.ndarray]:
+            for window in self._windows(epoch, start):
+                rows = usual if window.shape[1] == self.global_batch_size else last
+                yield window[:, rows.made_first : rows.made_end]
 
         def batch(step: tf.Tensor, gathered: tuple[Any, ...]) -> Any:
             rows = None if context is None else self.rows_of(step, context)
@@ -210,7 +209,8 @@ class OfReader(PreparedRecipe):
 
         options = tf.data.Options()  # what it reads is not TensorFlow's to divide
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        gathered = from_generator(read, self._reader.specs(length), self.steps_per_epoch - start)
+        steps = self.steps_per_epoch - start
+        gathered = from_generator(lambda: self._reader.batches(own_windows()), self._reader.specs(length), steps)
         gathered = self._decoded(gathered, sizes, start)
         return self._made(gathered.enumerate(start), batch).with_options(options)
 
@@ -225,17 +225,14 @@ class OfReader(PreparedRecipe):
     def _in_lanes(self) -> bool:
         return self.shuffle and self.weights is None and self._reader.blocks is not None
 
-    def _block_order(self, epoch: int) -> BlockOrder:
-        assert self._reader.blocks is not None
-        return BlockOrder(self._reader.blocks, self.global_batch_size, (self.seed, epoch), self._reader.most)
-
     def _windows(self, epoch: int, start: int) -> Iterator[np.ndarray]:
         """Yield the numbers of the examples in each batch, [batches, rows]: of several if they are read together."""
         size, steps = self.global_batch_size, self.steps_per_epoch
         whole = self.num_examples // size
         most = max(1, min((self.shuffle_buffer or self._reader.together) // 2 // size, whole))
         if self._in_lanes:
-            yield from self._block_order(epoch).windows(start, most, steps)
+            lanes = BlockOrder(self._reader.blocks or (), size, (self.seed, epoch), self._reader.most)
+            yield from lanes.windows(start, most, steps)
             return
         order = super().order(epoch) if self.shuffle else None
         together = 1  # the first batch comes soon

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from mirrorkit.arguments import whole_number
+from mirrorkit.arguments import require_kinds, whole_number
 from mirrorkit.errors import RecipeError
 
 
@@ -26,6 +26,16 @@ def fitting_batch_size(size: int, count: int, *, drop_remainder: bool) -> int:
             f"no batch would be left. Ask for at most {count}, or leave drop_remainder out."
         )
     return min(size, count)
+
+
+def check_fields(recipe: Any) -> None:
+    """Refuse arguments of a recipe that are not of the kinds of their annotations.
+
+    Raises:
+        RecipeError: one is not.
+    """
+    kinds = {field.name: field.type for field in dataclasses.fields(recipe) if field.init}
+    require_kinds(kinds, {name: getattr(recipe, name) for name in kinds}, RecipeError)
 
 
 class Recipe(abc.ABC):
@@ -47,12 +57,14 @@ class Recipe(abc.ABC):
             replicas cut out their rows.
         order_depends_on_workers: whether the global batches depend on the number of workers. An epoch must then end
             with as many workers as it began with.
+        order_version: changes when a release of mirrorkit changes the order of examples in an epoch.
     """
 
     global_batch_size: int
     drop_remainder: bool
     reads_own_rows: bool = False
     order_depends_on_workers: bool = False
+    order_version: int = 1
 
     @property
     @abc.abstractmethod
@@ -88,10 +100,16 @@ class Recipe(abc.ABC):
             RecipeError: a count below 1, or a negative first epoch.
         """
         first = whole_number("first", first, RecipeError, least=0)
-        return self._all_of(range(first, first + whole_number("count", count, RecipeError, most=100_000)))
+        return self.joined(range(first, first + whole_number("count", count, RecipeError, most=100_000)))
 
-    def _all_of(self, epochs: range) -> tf.data.Dataset:
-        return functools.reduce(tf.data.Dataset.concatenate, map(self.dataset, epochs))
+    def joined(
+        self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """The global batches of several epochs, of the first one from `start` on; see `dataset`."""
+        own = {} if input_context is None else {"input_context": input_context}
+        first, *later = epochs
+        datasets = [self.dataset(first, start, **own), *(self.dataset(epoch, **own) for epoch in later)]
+        return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -100,26 +118,22 @@ class Recipe(abc.ABC):
         return whole + (rest > 0 and not self.drop_remainder)
 
     @property
-    def order_version(self) -> int:
-        """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
-        return 1
-
-    @property
     def order_in_words(self) -> str | None:
         """What decides which examples are in which batch, apart from their number; None where that is unknown."""
         return None
 
     def batch_sizes(self) -> Iterator[int]:
         """The number of examples in each global batch of an epoch."""
-        whole, rest = divmod(self.num_examples, self.global_batch_size)
-        yield from itertools.repeat(self.global_batch_size, whole)
-        if self.steps_per_epoch > whole:
-            yield rest
+        for step in range(self.steps_per_epoch):
+            yield min(self.global_batch_size, self.num_examples - step * self.global_batch_size)
 
-    @property
+    @functools.cached_property
     def element_spec(self) -> Any:
         """The shapes and dtypes of a batch, as `tf.data.Dataset.element_spec` gives them."""
         return self.dataset().element_spec
+
+    def _set(self, **values: Any) -> None:
+        vars(self).update(values)  # a frozen dataclass refuses assignment, within __post_init__ too
 
     def _check_position(self, epoch: int, start: int) -> None:
         if epoch < 0 or not 0 <= start <= self.steps_per_epoch:

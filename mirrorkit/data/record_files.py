@@ -226,9 +226,9 @@ def _checked(i: int, example: Any, num_classes: int | None, features: dict[str, 
             raise DataError(f"example {i} has the label {label}; labels must lie in 0 .. {num_classes or 'C'} - 1.")
     spec = {key: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for key, leaf in arrays.items()}
     if not features:
-        unfit = [key for key in spec if spec[key]["dtype"] not in RAW_DTYPES]
-        if unfit:
-            raise DataError(f"{unfit[0]} has dtype {spec[unfit[0]]['dtype']}; use one of {', '.join(RAW_DTYPES)}.")
+        for key, leaf in arrays.items():
+            if str(leaf.dtype) not in RAW_DTYPES:
+                raise DataError(f"{key} has dtype {leaf.dtype}; use one of {', '.join(RAW_DTYPES)}.")
         features.update(spec)
     if spec != features:
         raise DataError(f"example {i} is {spec}, those before are {features}; all must have the same form.")

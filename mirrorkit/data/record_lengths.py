@@ -8,7 +8,6 @@ uncompressed file. Compressed files have to be read through.
 from __future__ import annotations
 
 import collections
-import contextlib
 import gzip
 import io
 import os
@@ -16,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, DISK_ERRORS, file_errors, reason
@@ -36,17 +36,11 @@ def count_by_reading(file: str, compression: str, copy: str = "") -> int:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
-    path, count = copy or file, 0
+    path = copy or file
     try:
         if is_local(path):  # the lengths first: TensorFlow takes as much memory as one says
             collections.deque(lengths_of(path, compression), maxlen=0)
-        parts = iter(tf.data.TFRecordDataset(path, compression).batch(1024))
-        while True:
-            with read_errors(path, count):
-                part = next(parts, None)
-            if part is None:
-                return count
-            count += len(part)
+        return sum(map(len, parts_of(path, tf.data.TFRecordDataset(path, compression).batch(1024), 0)))
     except (DataError, FileError) as error:
         raise type(error)(str(error).replace(path, file)) from error  # of a copy, the address
 
@@ -72,20 +66,21 @@ def first_length(file: str, compression: str) -> int | None:
     return next(lengths_of(file, compression, _HEADER), None)
 
 
-@contextlib.contextmanager
-def read_errors(file: str, count: int) -> Iterator[None]:
-    """Turn what TensorFlow raises, where it reads some examples of a file from the one with the number `count` on.
+def parts_of(file: str, parts: tf.data.Dataset, first: int) -> Iterator[np.ndarray]:
+    """Yield the examples of a file from the `first` on, which are those of a dataset, several at a time.
 
     Raises:
         DataError: a file that is cut short or damaged, by its name.
         FileError: a file that cannot be read.
     """
     try:
-        yield
+        for part in parts:
+            yield part.numpy()
+            first += len(part)
     except DISK_ERRORS as error:  # not the data's fault
         raise FileError(f"{file} cannot be read: {reason(error)}. {CURE}") from error
     except tf.errors.OpError as error:
-        raise DataError(f"{file} is cut short or damaged, at example {count} or later: {reason(error)}.") from error
+        raise DataError(f"{file} is cut short or damaged, at example {first} or later: {reason(error)}.") from error
 
 
 def lengths_of(file: str, compression: str, piece: int = PIECE) -> Iterator[int]:

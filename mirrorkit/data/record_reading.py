@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mirrorkit.data.disk import CURE, file_errors
 from mirrorkit.data.reading import Arrays, Reader, by_block
-from mirrorkit.data.record_lengths import BUFFER, first_length, is_local, lengths_of, read_errors
+from mirrorkit.data.record_lengths import BUFFER, first_length, is_local, lengths_of, parts_of
 from mirrorkit.data.remote_files import PIECE, RemoteFile, copied, in_parallel, size_of
 from mirrorkit.errors import DataError
 
@@ -139,14 +139,16 @@ class RecordReader(Reader):
 
     def read(self, numbers: np.ndarray) -> Arrays:
         """See `Reader`: stretches of examples that are near to each other, at once."""
-        stretches = []
+        spans: list[Span] = []
+        places, count = [], 0
         for file, of_file in by_block(self._firsts, numbers):
             one = int(self.offsets(file)[-1]) // self.counts[file]  # about the size of an example
             far = np.flatnonzero(np.diff(of_file) > max(1, min(_NEAR, _NEAR_BYTES // one))) + 1
-            stretches += [(file, stretch) for stretch in np.split(of_file, far)]
-        spans = [(file, int(stretch[0]), int(stretch[-1] - stretch[0]) + 1) for file, stretch in stretches]
-        begins = itertools.accumulate((size for _, _, size in spans), initial=0)
-        places = [stretch - stretch[0] + begin for (_, stretch), begin in zip(stretches, begins, strict=False)]
+            for stretch in np.split(of_file, far):
+                first, size = int(stretch[0]), int(stretch[-1] - stretch[0]) + 1
+                spans.append((file, first, size))
+                places.append(stretch - first + count)
+                count += size
         return (self._of_spans(spans)[np.concatenate(places)],)
 
     def _of_spans(self, spans: list[Span]) -> np.ndarray:
@@ -184,14 +186,10 @@ class RecordReader(Reader):
                 offset, where = 0, copied(path, offset, offset + length)
             with where as here:
                 examples = _examples_of(self.compression, here, offset, _buffer(length)).skip(skip)
-                parts = iter(examples.take(wanted).batch(per_buffer).with_options(_AS_IT_IS))
-                while True:
-                    with read_errors(path, first):
-                        part = next(parts, None)
-                    if part is None:
-                        break
+                parts = examples.take(wanted).batch(per_buffer).with_options(_AS_IT_IS)
+                for part in parts_of(path, parts, first):
                     first, wanted = first + len(part), wanted - len(part)
-                    yield part.numpy()
+                    yield part
             if wanted:
                 raise DataError(
                     f"{path} ends before example {first}: it holds fewer examples than when the recipe was made, or "

@@ -120,9 +120,7 @@ def read(file: RemoteFile, first: int, end: int) -> bytes:
     """
     if first >= end:
         return b""
-    system, path = _opened(file)
-    with store_errors(file):
-        content = bytes(tried(file, system.cat_file, path, start=first, end=end))
+    content = bytes(_asked(file, "cat_file", start=first, end=end))
     require_unchanged(file)
     if len(content) != end - first:
         raise FileError(f"{file}: bytes {first} to {end} were asked for; its store sent {len(content)}.")
@@ -169,10 +167,6 @@ class RemoteReader(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
         return self._at
 
-    def size(self) -> int:
-        """Return the number of bytes, as `tf.io.gfile.GFile.size` does."""
-        return self._file.size
-
     def readinto(self, buffer: Any) -> int:
         """Read as many bytes as a buffer takes."""
         view = memoryview(buffer).cast("B")
@@ -183,7 +177,7 @@ class RemoteReader(io.RawIOBase):
 
 
 def opened(file: str) -> Any:
-    """Return a file that is open to read bytes: `read`, `seek` and `size` as `tf.io.gfile.GFile` has them."""
+    """Return a file that is open to read bytes: `read` and `seek` as `tf.io.gfile.GFile` has them."""
     return RemoteReader(file) if isinstance(file, RemoteFile) else tf.io.gfile.GFile(file, "rb")
 
 
@@ -214,16 +208,16 @@ def size_of(file: str) -> int:
     return file.size if isinstance(file, RemoteFile) else int(tf.io.gfile.stat(file).length)
 
 
-@contextmanager
-def store_errors(address: str) -> Iterator[None]:
-    """Turn what fsspec and the packages of stores raise into an error that names the address.
+def _asked(address: str, what: str, **options: Any) -> Any:
+    """Return what a method of its file system says of an address.
 
     Raises:
         DataError: there is no such file.
-        FileError: everything else.
+        FileError: whatever else fsspec and the packages of stores raise.
     """
+    system, path = _opened(address)
     try:
-        yield
+        return tried(address, getattr(system, what), path, **options)
     except MirrorkitError:
         raise
     except FileNotFoundError as error:
@@ -233,13 +227,6 @@ def store_errors(address: str) -> Iterator[None]:
             f"{address} cannot be read: {type(error).__name__}: {reason(error)}. Check the address, the network and "
             "your credentials for it."
         ) from error
-
-
-def _asked(address: str, what: str, **options: Any) -> Any:
-    """Return what a method of its file system says of an address."""
-    system, path = _opened(address)
-    with store_errors(address):
-        return tried(address, getattr(system, what), path, **options)
 
 
 _opened = functools.lru_cache(1024)(object_storage.opened)

@@ -105,21 +105,25 @@ class Records(OfReader):
         """Find the files and check the arguments."""
         index_path, files = record_files.find(self.source)
         if index_path is None:
-            self._take_files(files, num_examples)
+            told = self._take_files(files, num_examples)
         elif self.decode is None and num_examples is None:
-            self._take_index(read_index(index_path))
+            told = self._take_index(read_index(index_path))
         else:
             raise RecipeError(
                 f"{index_path} says how to decode its examples and how many there are: leave out decode and "
                 "num_examples."
             )
+        # of an index: arrays of one dtype and shape throughout, examples of one size
+        reader = RecordReader(self.files, self.compression, told, one_size=index_path is not None)
+        self._set(_reader=reader, counts=reader.counts)
         inputs, labels = ((self.features or {}).get(name) for name in ("x", "y"))
         shape = inputs and [None, *inputs["shape"]]
         labelled = self.features is None or (labels is not None and labels["dtype"] == "int64")
-        self._settle(sum(self.counts), shape, has_classes=labelled and self.num_classes is not None)
+        self._settle(sum(self.counts), shape, has_classes=labelled)
         self._set(num_examples=self._num_examples)
 
-    def _take_index(self, index: Mapping[str, Any]) -> None:
+    def _take_index(self, index: Mapping[str, Any]) -> tuple[int, ...]:
+        """Take what an index says; return how many examples it says each file has."""
         written = index["num_classes"]
         if written is not None and is_whole(self.num_classes) and self.num_classes < written:
             raise RecipeError(
@@ -128,24 +132,19 @@ class Records(OfReader):
             )
         self._set(
             files=tuple(entry["file"] for entry in index["shards"]),
-            counts=tuple(entry["examples"] for entry in index["shards"]),
             compression=index["compression"],
             features=index["features"],
             _crcs=tuple(entry.get("crc32") for entry in index["shards"]),
             num_classes=written if self.num_classes is None else self.num_classes,
         )
-        # arrays of one dtype and shape throughout: examples of one size
-        self._read_by(self.counts, one_size=True)
+        return tuple(entry["examples"] for entry in index["shards"])
 
-    def _take_files(self, files: Sequence[str], num_examples: int | Sequence[int] | None) -> None:
+    def _take_files(self, files: Sequence[str], num_examples: Any) -> int | tuple[int, ...] | None:
+        """Take files from elsewhere; return how many examples they were said to hold."""
         compression = _compression(files[0])
         decode = self.decode or _image_decoder(files, compression, self.num_classes)
         self._set(files=tuple(files), compression=compression, features=None, decode=decode)
-        self._read_by(_numbers(num_examples, files))
-
-    def _read_by(self, told: Sequence[int] | int | None, *, one_size: bool = False) -> None:
-        reader = RecordReader(self.files, self.compression, told, one_size)
-        self._set(_reader=reader, counts=reader.counts)
+        return _numbers(num_examples, files)
 
     def verify(self) -> None:
         """Read all files to their ends, without decoding.
@@ -205,7 +204,7 @@ class Records(OfReader):
         return f"{super().identity(epoch, start)} {zlib.crc32(first)}"
 
     @property
-    def order_version(self) -> int:
+    def order_version(self) -> int:  # type: ignore[override]
         """A number that changes when a release of mirrorkit changes the order of examples in an epoch."""
         return 4 if self.shuffle else 2
 
@@ -235,7 +234,7 @@ def _numbers(num_examples: Any, files: Sequence[str]) -> int | tuple[int, ...] |
         return None
     if is_whole(num_examples):
         return int(num_examples)
-    numbers = () if isinstance(num_examples, str) or not hasattr(num_examples, "__len__") else tuple(num_examples)
+    numbers = tuple(num_examples) if hasattr(num_examples, "__len__") else ()
     if len(numbers) != len(files) or not all(is_whole(number, 0) for number in numbers):
         raise RecipeError(
             f"num_examples={num_examples!r} was asked for; it must be a whole number of at least 1, or one for each of "

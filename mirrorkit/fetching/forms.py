@@ -67,11 +67,8 @@ def form_of(arrays: Any) -> Form:
 
 def flat(nest: Any) -> Iterator[Any]:
     """Yield the leaves of a nest of arrays, or of a form."""
-    if isinstance(nest, dict):
-        for part in nest.values():
-            yield from flat(part)
-    elif isinstance(nest, tuple):
-        for part in nest:
+    if isinstance(nest, (dict, tuple)):
+        for part in nest.values() if isinstance(nest, dict) else nest:
             yield from flat(part)
     else:
         yield nest
@@ -102,7 +99,9 @@ def _as_array(value: Any, path: str) -> np.ndarray:
     if array.dtype.kind in "SUO":
         parts = [part.encode() if isinstance(part, str) else part for part in array.ravel().tolist()]
         if all(isinstance(part, bytes) for part in parts):
-            return _of_bytes(parts, array.shape)
+            found = np.empty(len(parts), object)
+            found[:] = parts
+            return found.reshape(array.shape)
     elif array.dtype.kind in _NUMBERS or array.dtype.name == "bfloat16":
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype != object:
@@ -110,12 +109,6 @@ def _as_array(value: Any, path: str) -> np.ndarray:
     raise ValueError(
         f"{_named(path)} is {type(value).__name__}; it must be numbers, text or bytes, or a tuple or dict of them"
     )
-
-
-def _of_bytes(parts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    array = np.empty(len(parts), object)
-    array[:] = parts
-    return array.reshape(shape)
 
 
 def lists_arrays(value: Any) -> bool:

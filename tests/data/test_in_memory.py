@@ -66,6 +66,7 @@ def test_map_is_run_on_batches_and_cache_runs_it_once_with_the_same_result():
     calls.clear()
     cached._check_map()
     calls.clear()
+    assert cached.element_spec == cached.dataset().element_spec, "as a Loop asks for it, before the first epoch"
     for epoch in (0, 1):
         assert_same(collect(cached.dataset(epoch)), want[epoch])
     assert sorted(calls) == list(range(10))

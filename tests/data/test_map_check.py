@@ -61,21 +61,27 @@ def test_a_map_of_single_examples_is_not_and_one_that_draws_is_named(name, caplo
     assert ["map draws random numbers" in text for text in caplog.messages] == [True] * name.startswith("noise")
 
 
-@pytest.mark.parametrize("made", ["batches", "cached", "resident", "records"])
+@pytest.mark.parametrize("made", ["batches", "cached", "resident", "records", "image_folder"])
 def test_every_recipe_looks(made, tmp_path: Path):
     seen = []
 
     def centre(x, y):
         seen.append(x.shape[0])
+        x = tf.cast(x, tf.float32)
         return x - tf.reduce_mean(x, 0), y
 
     if made == "records":
         recipe = data.records(data.write_records(SPLIT, tmp_path), global_batch_size=32, shuffle=True, map=centre)
+    elif made == "image_folder":
+        files = [tmp_path / f"{number}.png" for number in range(40)]
+        for file in files:
+            file.write_bytes(tf.io.encode_png(RNG.integers(0, 255, (4, 4, 3), np.uint8)).numpy())
+        recipe = data.image_folder(files, labels=SPLIT.labels[:40], image_size=(4, 4), global_batch_size=32, map=centre)
     elif made == "cached":
         recipe = data.batches(SPLIT, global_batch_size=32, map=centre, cache=True)
     else:
         recipe = getattr(data, made)(SPLIT, global_batch_size=32, map=centre)
-    for use in (lambda: recipe.dataset(), lambda: recipe.element_spec):
+    for use in (lambda: recipe.epochs(2), lambda: recipe.dataset(), lambda: recipe.element_spec):
         with pytest.raises(RecipeError, match="different result for a row"):
             use()
     assert max(seen) == 32

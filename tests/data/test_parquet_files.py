@@ -118,13 +118,13 @@ def test_seed_and_epoch_draw_the_order_within_a_row_group(tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_worker_reads_the_row_groups_of_its_lanes_alone(tmp_path, shuffle, monkeypatch):
     opened: list[int] = []
-    original = parquet_reading._opened
+    original = parquet_reading.Table._opened
 
     def noted(table: Any, group: int) -> Iterator[Any]:
         opened.append(group)
         return original(table, group)
 
-    monkeypatch.setattr(parquet_reading, "_opened", noted)
+    monkeypatch.setattr(parquet_reading.Table, "_opened", noted)
     write_tables(tmp_path, [80, 80], 20)
     recipe = data.parquet(tmp_path, x="number", global_batch_size=16, shuffle=shuffle, shuffle_buffer=64)
     groups = []

@@ -101,7 +101,7 @@ def _dropped_at_exit() -> weakref.WeakSet[HostIterator]:
 
     def drop() -> None:
         for iterator in list(alive):
-            iterator.drop()
+            iterator.source = None  # so that tf.data ends what it is doing
         gc.collect()
 
     atexit.register(drop)
@@ -168,10 +168,6 @@ class HostIterator(EpochIterator):
             batch = self.source.iterator.get_next_as_optional()
             self._queue.enqueue(tf.nest.flatten(batch, expand_composites=True))
             return batch.get_value() if batch.has_value() else None
-
-    def drop(self) -> None:
-        """Let tf.data end what it is doing."""
-        self.source = None
 
     def read(self, number: int) -> Batch | None:
         """Return the next batch, which has this number, outside of a compiled call; None at the end of the data."""

@@ -152,7 +152,7 @@ class Input:
         for number in itertools.count():
             batch = None if number == self.steps else iterator.read(number)
             if not self._source.has_known_end:
-                require_same_end(self._strategy, np.array(of_all_workers(self._strategy, batch is not None)), number)
+                self._require_same_end(batch, number)
             if batch is None:
                 return
             require_same_rows(batch, number)
@@ -166,9 +166,8 @@ class Input:
         """
         if not self._source.can_be_read_twice:
             return None
-        if self._is_sampled:
-            return next(iter(untuned(self._weighed(self._source.sample()))))
-        return next(iter(untuned(self._batches(0, 0, 0).take(1))))
+        found = self._weighed(self._source.sample()) if self._is_sampled else self._batches(0, 0, 0).take(1)
+        return next(iter(untuned(found)))
 
     def at_hand(self, iterator: EpochIterator, look_at: int) -> Batch | None:
         """Return a batch for a check between two updates: the next one, which stays the next, or the last looked at.
@@ -227,8 +226,12 @@ class Input:
         further = _FURTHER if left is None else min(_FURTHER, left - look_at)
         while check is not None and batch is not None and not check(batch) and further > 0:
             batch, further = iterator.look_on(), further - 1
-            ended = of_all_workers(self._strategy, batch is not None)
-            require_same_end(self._strategy, np.array(ended), iterator.position + _FURTHER - further)
+            self._require_same_end(batch, iterator.position + _FURTHER - further)
+
+    def _require_same_end(self, batch: Batch | None, number: int) -> None:
+        """Refuse data that has no batch of this number on some of the workers alone."""
+        having = of_all_workers(self._strategy, batch is not None)
+        require_same_end(self._strategy, np.array(having), number)
 
     def _weighed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset if self._weigh is None else dataset.map(self._weigh, num_parallel_calls=tf.data.AUTOTUNE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,7 +42,9 @@ def keras_data(
         arrays = keras.tree.map_structure(_array, (x, y, sample_weight))
         inputs, labels, weights = keras.tree.lists_to_tuples(arrays)
         split = Split(inputs, labels, sample_weight=weights)
-        _require_one_length(split)
+        lengths = {len(array) for array in tf.nest.flatten(split.as_element())}
+        if len(lengths) > 1:
+            raise DataError(f"x, y and sample_weight must have as many examples each; found {sorted(lengths)}.")
         size = batch_size or (-(-len(split) // steps) if steps else 32)  # as Keras
         return Batches(split, global_batch_size=size, shuffle=shuffle, seed=seed)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
@@ -62,8 +64,9 @@ def keras_data(
             "A generator can be read once, and each worker would read its own. Give a keras.utils.PyDataset, or "
             "mk.data.from_function with a dataset for each worker."
         )
-    first = [_standard(batch) for batch in itertools.islice(x, 2)]
-    read = itertools.chain(first, map(_standard, x))
+    x = map(_standard, x)
+    first = list(itertools.islice(x, 2))
+    read = itertools.chain(first, x)
     made = tf.data.Dataset.from_generator(lambda: itertools.islice(read, steps), output_signature=_spec_of(first))
     return made.prefetch(tf.data.AUTOTUNE)  # of these `steps` alone: what comes after them is for the next pass
 
@@ -75,18 +78,13 @@ class PyBatches(Recipe):
 
     def __init__(self, source: Any, shuffle: bool, seed: int) -> None:
         self._source, self._shuffle, self._seed = source, shuffle, seed
-        self._spec = _spec_of([_standard(source[number]) for number in range(min(2, source.num_batches))])
+        self.element_spec = _spec_of([_standard(source[number]) for number in range(min(2, source.num_batches))])
         source.on_epoch_end()  # as Keras calls it before the first epoch
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches."""
         return int(self._source.num_batches)
-
-    @property
-    def element_spec(self) -> Spec:
-        """The shapes and dtypes of a batch."""
-        return self._spec
 
     @property
     def order_in_words(self) -> str:
@@ -100,14 +98,15 @@ class PyBatches(Recipe):
         numbers = order_of(self.steps_per_epoch, shuffle=self._shuffle, key=[self._seed, epoch])[start:]
 
         def read() -> Iterator[Batch]:
-            getattr(self._source, "on_epoch_begin", lambda: None)()
-            for left, number in zip(reversed(range(len(numbers))), numbers, strict=True):
+            self._source.on_epoch_begin()
+            for count, number in enumerate(numbers, 1):
                 batch = _standard(self._source[int(number)])
-                if left == 0:  # before the last one is given away, after which the next epoch may begin to read
+                if count == len(numbers):
+                    # before the last one is given away, after which the next epoch may begin to read
                     self._source.on_epoch_end()
                 yield batch
 
-        made = tf.data.Dataset.from_generator(read, output_signature=self._spec)
+        made = tf.data.Dataset.from_generator(read, output_signature=self.element_spec)
         return made.apply(tf.data.experimental.assert_cardinality(len(numbers))).prefetch(tf.data.AUTOTUNE)
 
 
@@ -123,6 +122,7 @@ class CarriedOn(Recipe):
 
     def __init__(self, recipe: Recipe, steps: int) -> None:
         self._recipe, self._steps = recipe, steps
+        self.element_spec, self.order_version = recipe.element_spec, recipe.order_version
 
     @property
     def steps_per_epoch(self) -> int:
@@ -130,21 +130,11 @@ class CarriedOn(Recipe):
         return self._steps
 
     @property
-    def element_spec(self) -> Spec:
-        """The shapes and dtypes of a batch."""
-        return self._recipe.element_spec
-
-    @property
     def order_in_words(self) -> str:
         """See `Recipe`."""
         examples, size = self._recipe.num_examples, self._recipe.global_batch_size
         of = "" if examples is None else f"{examples} examples in batches of {size}, "
         return f"{of}{self._recipe.order_in_words}, {self._steps} steps per epoch"
-
-    @property
-    def order_version(self) -> int:
-        """See `Recipe`."""
-        return self._recipe.order_version
 
     def dataset(
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
@@ -154,10 +144,8 @@ class CarriedOn(Recipe):
         # the recipe and `skipped` batches of the next one; that one, and as many as follow, give what is left.
         done, left = (epoch - self.first_epoch) * self._steps + start, self._steps - start
         whole, skipped = divmod(done, self._recipe.steps_per_epoch)
-        found = self._recipe.dataset(self.first_epoch + whole, skipped)
-        for later in range(whole + 1, -(-(done + left) // self._recipe.steps_per_epoch)):
-            found = found.concatenate(self._recipe.dataset(self.first_epoch + later))
-        return found.take(left)
+        end = max(whole + 1, -(-(done + left) // self._recipe.steps_per_epoch))
+        return self._recipe.joined(range(self.first_epoch + whole, self.first_epoch + end), skipped).take(left)
 
 
 def data_of_fit(
@@ -174,7 +162,7 @@ def data_of_fit(
     seed: int | None,
 ) -> tuple[Any, Any, int | None]:
     """Return the data of a fit, that of its validation, and the seed of its order if it is shuffled here."""
-    x, _, _ = train
+    x = train[0]
     if validation_split:
         if validation is not None or not are_arrays(x):
             raise StepError(
@@ -222,12 +210,6 @@ def _array(value: Any) -> Any:
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 
-def _require_one_length(split: Split) -> None:
-    lengths = {len(array) for array in tf.nest.flatten(split.as_element())}
-    if len(lengths) > 1:
-        raise DataError(f"x, y and sample_weight must have as many examples each; found {sorted(lengths)}.")
-
-
 def _split(train: tuple[Any, Nest, Nest], part: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Split off the last part of each array, as Keras does."""
     number = len(keras.tree.flatten(train)[0])
@@ -248,7 +230,7 @@ def _standard(batch: Any) -> Batch:
     return tuple(keras.tree.map_structure(np.asarray, keras.tree.lists_to_tuples(part)) for part in kept)
 
 
-def _spec_of(first: Iterable[Batch]) -> Spec:
+def _spec_of(first: Sequence[Batch]) -> Spec:
     """Return what the first batches have in common; where they differ a dimension is unknown, as that of the rows."""
 
     def common(*arrays: np.ndarray) -> tf.TensorSpec:
@@ -256,7 +238,6 @@ def _spec_of(first: Iterable[Batch]) -> Spec:
         known = [size[0] if len(set(size)) == 1 else None for size in sizes]
         return tf.TensorSpec([None, *known], arrays[0].dtype)
 
-    batches = list(first)
-    if not batches:
+    if not first:
         raise DataError("The data holds no batch.")
-    return keras.tree.map_structure(common, *batches)
+    return keras.tree.map_structure(common, *first)

@@ -16,8 +16,6 @@ from mirrorkit.train.input.epoch import EpochIterator
 from mirrorkit.train.requirements.data import with_same_rows
 from mirrorkit.train.step.global_batch import some_is_empty, this_replica
 
-_LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
-
 Weigh = Callable[..., Any]  # makes (x, y, sample_weight) of (x, y); hashable, since compiled functions are kept by it
 
 
@@ -129,8 +127,3 @@ def _finished(data: Batches, weigh: Weigh | None, element: Nest, epoch: Any, ste
     """Make a batch of gathered examples, as the recipe says."""
     element = data.finish(element, epoch=epoch, step=step, **rows)
     return with_same_rows(element if weigh is None else weigh(*element), step)
-
-
-def can_be_sent(data: Batches) -> bool:
-    """Return whether the workers of parameter servers can hold this set: whether it fits into messages."""
-    return all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(data.split.as_element()))

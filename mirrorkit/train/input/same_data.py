@@ -90,13 +90,6 @@ def require_same_end(strategy: tf.distribute.Strategy, having: np.ndarray, batch
     )
 
 
-def first_rows(data: Batches, epoch: int, start: int) -> Any:
-    """Return what a set in memory gives as the batch `start` of `epoch`, as it lies in the split."""
-    size = data.global_batch_size
-    places = data.order(epoch)[start * size : (start + 1) * size]
-    return data.split[places].as_element() if len(places) else None
-
-
 def sample_of(data: Batches) -> tuple[Any, np.ndarray]:
     """Return what workers compare of a whole set in memory: its size, and examples from all over it.
 

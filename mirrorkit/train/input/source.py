@@ -13,8 +13,10 @@ from mirrorkit.data import Batches, FromFunction, PreparedRecipe, Recipe, Reside
 from mirrorkit.errors import StepError
 from mirrorkit.strategy import is_parameter_server
 from mirrorkit.train.input.epoch import EpochIterator
-from mirrorkit.train.input.resident import ResidentIterator, SentIterator, can_be_sent
-from mirrorkit.train.input.same_data import first_rows, require_own_data, require_same_data, sample_of
+from mirrorkit.train.input.resident import ResidentIterator, SentIterator
+from mirrorkit.train.input.same_data import require_own_data, require_same_data, sample_of
+
+_LARGEST_ARRAY = 2**31 - 2**20  # bytes that fit into one message between tasks
 
 
 class Source:
@@ -110,7 +112,9 @@ class BatchesSource(PreparedSource):
 
     def identity(self, epoch: int, start: int) -> Batch | None:
         """Return the examples of the batch as they lie in the split."""
-        return first_rows(self.data, epoch, start)
+        size = self.data.global_batch_size
+        places = self.data.order(epoch)[start * size :][:size]
+        return self.data.split[places].as_element() if len(places) else None
 
     def of_all(self) -> tuple[Any, np.ndarray]:
         """See `Source`."""
@@ -118,8 +122,8 @@ class BatchesSource(PreparedSource):
 
     def held(self, strategy: tf.distribute.Strategy, epoch: int, **place: Any) -> EpochIterator | None:
         """See `Source`."""
-        is_sent = is_parameter_server(strategy) and can_be_sent(self.data)
-        return SentIterator(self.data, epoch, **place) if is_sent else None
+        fits = all(array.nbytes <= _LARGEST_ARRAY for array in tf.nest.flatten(self.data.split.as_element()))
+        return SentIterator(self.data, epoch, **place) if fits and is_parameter_server(strategy) else None
 
 
 class ResidentSource(BatchesSource):
