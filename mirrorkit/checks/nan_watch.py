@@ -99,9 +99,6 @@ class NanWatch(LoopCallback):
             )
         raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=self._epoch, batch=batch, variable=error.variable)
 
-    def get_state(self) -> None:
-        """Return None: the copies are not saved."""
-
     def _diagnose(self, copy: Snapshot, end: int) -> tuple[int, str]:
         """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
         copy.put_back()

@@ -37,7 +37,6 @@ class InSync(LoopCallback):
         super().__init__()
         self.every = whole_number("every", every, StepError)
         self.repair = repair
-        self._replicas: Replicas | None = None
         self._first = self._unchecked = 0
 
     def set_loop(self, loop: Loop) -> None:
@@ -54,8 +53,13 @@ class InSync(LoopCallback):
         self._unchecked = state
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Reset the count of steps."""
-        self._replicas, self._unchecked = None, 0
+        """Take the variables, and reset the count of steps."""
+        self._unchecked = 0
+        if self.loop is not None:
+            self._replicas = replicas_of(self.loop.strategy, self.loop.step)
+        else:
+            variables = [*self.model.variables, *self.model.optimizer.variables]
+            self._replicas = Replicas(self.model.distribute_strategy, variables)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record the first batch of the call."""
@@ -74,8 +78,6 @@ class InSync(LoopCallback):
 
     def _check(self) -> None:
         self._unchecked = 0
-        if self._replicas is None:
-            self._replicas = self._find_replicas()
         report = self._replicas.repair() if self.repair else self._replicas.check()
         if report:
             return
@@ -88,8 +90,3 @@ class InSync(LoopCallback):
             "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all replicas.",
             report=report,
         )
-
-    def _find_replicas(self) -> Replicas:
-        if self.loop is not None:
-            return replicas_of(self.loop.strategy, self.loop.step)
-        return Replicas(self.model.distribute_strategy, [*self.model.variables, *self.model.optimizer.variables])

@@ -79,7 +79,7 @@ class Bucket(Place):
         """See `Place`."""
         manifest, name = f"step-{steps:010d}.json", f"step-{steps:010d}-{secrets.token_hex(8)}.npz"
         with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
-            path = checkpoint_file.path_of(Path(folder), steps)
+            path = Path(folder, name)
             checkpoint_file.write(path, values, about)
             size, crc = _described(path)
             self._storage.upload(path, name)
