@@ -32,7 +32,7 @@ class NanWatch(LoopCallback):
     the only cost.
 
     A recipe yields the same batches again. Your own `tf.data.Dataset` is read again from its beginning; if its order
-    changes between reads, the problem may not occur again, and the error says so.
+    changes between reads, the problem may not occur again, and the error says so. A generator cannot be read again.
 
     Args:
         every: training steps from one copy to the next, rounded up to the end of a call; so many are trained again.
@@ -89,7 +89,7 @@ class NanWatch(LoopCallback):
             raise error
         batch, cause = self._diagnose(self._copy, error.batch + 1)
         what, step = str(error), error.step
-        if error.variable is None:
+        if error.variable is None or batch is None:
             batch = error.batch
         else:
             step += batch - error.batch
@@ -99,8 +99,11 @@ class NanWatch(LoopCallback):
             )
         raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=self._epoch, batch=batch, variable=error.variable)
 
-    def _diagnose(self, copy: Snapshot, end: int) -> tuple[int, str]:
-        """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
+    def _diagnose(self, copy: Snapshot, end: int) -> tuple[int | None, str]:
+        """Train again from the copy to the first bad update, or to the last one that begins before batch `end`.
+
+        Returns the batch of that update, None where the data ended before it, and what was found.
+        """
         copy.put_back()
         replay = Replay(self.loop.running, self._epoch, self._batch)
         goes_on = True
@@ -110,8 +113,12 @@ class NanWatch(LoopCallback):
             if replay.batch >= end or self._finite.found() is not None:
                 break
         before.put_back()
-        # The data may end earlier this time.
-        rows = Replay(self.loop.running, self._epoch, batch).rows() if goes_on else []
+        if not goes_on:
+            return None, (
+                f"To find the cause, the loop trained again from batch {self._batch} on, but this time the data ended "
+                f"before batch {batch}. A generator can be read only once: give a keras.utils.PyDataset or a recipe."
+            )
+        rows = Replay(self.loop.running, self._epoch, batch).rows()
         strategy = self.loop.strategy
         for part, shards in enumerate(rows):  # of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
@@ -124,9 +131,9 @@ class NanWatch(LoopCallback):
         elsewhere = "another worker's rows (its error says more), " if num_workers(strategy) > 1 else ""
         return batch, (
             f"When the loop trained again from batch {self._batch} on, all numbers here stayed finite. Possible causes "
-            f"are {elsewhere}data that gave other batches this time (a tf.data.Dataset that reshuffles), an operation "
-            "that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from those of a "
-            "Step(jit_compile=True)."
+            f"are {elsewhere}data that gave other batches this time (a generator, a tf.data.Dataset that reshuffles), "
+            "an operation that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from "
+            "those of a Step(jit_compile=True)."
         )
 
     @property
