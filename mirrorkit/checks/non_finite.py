@@ -106,27 +106,20 @@ def find_in_shards(
     for variable in [*getattr(step, "variables", []), *slots] if variables is None else variables:
         if found := _look("variable", repr(path(variable)), distinct(variable)):
             return found
-    if _computes_a_loss(step) and step.supervised(step.strategy).is_whole:
+    # Of a `Step`, unless its model has a train_step of its own.
+    supervised = step.supervised(step.strategy) if isinstance(step, Step) and not step.runs_keras else None
+    if supervised and supervised.is_whole:
         shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
-        batch = _unpack(step, shard)
+        if supervised:
+            batch = supervised.unpack(shard)
+        else:
+            batch = UnpackedBatch(shard) if isinstance(step, Step) else unpack_batch(shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:
             continue
-        for found in itertools.chain(_in_batch(batch), _in_computation(step, shard, batch, number)):
+        for found in itertools.chain(_in_batch(batch), _in_computation(step, supervised, shard, batch, number)):
             return replace(found, shard=number)
     return None
-
-
-def _unpack(step: Any, batch: Any) -> UnpackedBatch:
-    """Take a batch apart as the step does."""
-    if _computes_a_loss(step):
-        return step.supervised(step.strategy).unpack(batch)
-    return UnpackedBatch(batch) if isinstance(step, Step) else unpack_batch(batch)
-
-
-def _computes_a_loss(step: Any) -> bool:
-    """Whether it is a `Step`, and not of a model that has a train_step of its own."""
-    return isinstance(step, Step) and not step.runs_keras
 
 
 def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
@@ -140,9 +133,8 @@ def _in_nest(what: str, nest: Any, *, whole: str = "") -> Iterator[NonFinite]:
             yield found
 
 
-def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
-    if _computes_a_loss(step):
-        supervised = step.supervised(step.strategy)
+def _in_computation(step: Any, supervised: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
+    if supervised:
         yield from _forth_and_back(step.model, lambda w, s: supervised.objective(w, s, rows, shard))
     elif isinstance(step, keras.Model):
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))

@@ -78,7 +78,7 @@ class InSync(LoopCallback):
 
     def _check(self) -> None:
         self._unchecked = 0
-        report = self._replicas.repair() if self.repair else self._replicas.check()
+        report = self._replicas.check(repair=self.repair)
         if report:
             return
         if self.repair:

@@ -65,8 +65,11 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         others = [*self.block.non_trainable_variables, *self.block.metrics_variables]
         state = [tf.convert_to_tensor(variable) for variable in others]
         given = tf.nest.flatten((x, options))
-        tensors = [(i, value.dtype) for i, value in enumerate(given) if tf.is_tensor(value)]
-        places = [i for i, dtype in tensors if dtype.is_floating or dtype.is_complex]
+        places = [
+            i
+            for i, value in enumerate(given)
+            if tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
+        ]
         mask_of, set_mask = private.get("masking.get_keras_mask"), private.get("masking.set_keras_mask")
         masks = {i: mask_of(given[i]) for i in places}
         found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out

@@ -74,12 +74,12 @@ class Switches:
         self._values = before | now
         changed = [one for one, value in now.items() if before.get(one, value) != value]
         self._changes.update(changed)
-        return any(self._changes[one] & (self._changes[one] - 1) == 0 for one in changed)
+        return any(self._changes[one].bit_count() == 1 for one in changed)  # 1, 2, 4, ...
 
     def is_due_before_a_pass(self) -> bool:
         """Return whether one has changed so, or it is the first, second, fourth, ... pass that asks."""
         self._passes += 1
-        return self.is_due() or (self._passes > 0 and self._passes & (self._passes - 1) == 0)
+        return self.is_due() or self._passes.bit_count() == 1
 
     def _read(self) -> dict[int, bytes]:
         small = [one for one in self._step.only_read if np.prod(one.shape) <= _SMALL]

@@ -23,8 +23,9 @@ LAYERS = (
 
 def culprits(runs: PureRuns, *, training: bool) -> dict[str, list[str]]:
     """Say in sentences what differs between all rows and parts of them, by the name that leaves it unchecked."""
+    runs.recording = True
     try:
-        runs.both(recording=True)
+        runs.both()
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise

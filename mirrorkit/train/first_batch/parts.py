@@ -94,8 +94,6 @@ def _taken_apart(step: Supervised, batch: Batch, what: FirstOf) -> tuple[Nest, i
 
 
 def _require_known(step: Supervised) -> None:
-    if not step.options.unchecked:
-        return
     known = {"rows", "state"}
     if not step.options.runs_keras:
         known |= {"add_loss", "loss", *step.totals.names}
@@ -182,17 +180,14 @@ def _runs_on(step: Supervised | KerasStep, batch: Nest, what: FirstOf) -> bool:
 
 def _between(step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, *, nudge: bool) -> list[tuple[str, str]]:
     """Say in sentences how parts of these rows differ from all of them; refuse workers that differ in these."""
-    failure: Exception | None = None
     try:
         whole, parts = runs.both()
     except MirrorkitError:
         raise
-    except Exception as error:  # whatever a user's step may raise, perhaps on this worker alone
-        failure = error
-    failed = of_all_workers(step.strategy, failure is not None)
-    if failure is not None:
-        raise failure
-    if any(failed):
+    except Exception:  # whatever a user's step may raise, perhaps on this worker alone
+        of_all_workers(step.strategy, True)
+        raise
+    if any(of_all_workers(step.strategy, False)):
         return []
     if not step.checked:
         require_same_results(step.strategy, step.model, whole, runs.weights, runs.count)

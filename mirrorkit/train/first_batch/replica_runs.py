@@ -16,7 +16,7 @@ from mirrorkit._types import Batch, Nest
 from mirrorkit.strategy import first_replica, local_replica
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.at_rest import at_rest
-from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
+from mirrorkit.train.first_batch.compared import Ran, nudged
 from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
@@ -52,8 +52,9 @@ class ReplicaRuns:
     def whole(self, *, nudge: bool = False, other_seeds: bool = False) -> Ran:
         """See `PureRuns`."""
         with unchanged(self._step.variables):
-            for weight in self._step.model.trainable_variables if nudge else ():
-                assign(weight, nudged(tf.convert_to_tensor(weight), nudge_of(self._step.model)))
+            weights = self._step.model.trainable_variables if nudge else []
+            for weight, value in zip(weights, nudged(self._step.model, weights), strict=True):
+                assign(weight, value)
             return self._run(everywhere=True)
 
     def _run(self, *, everywhere: bool) -> Ran:
