@@ -26,7 +26,7 @@ class ValueScope(keras.StatelessScope):  # type: ignore[name-defined]
 
 def native(variable: Any) -> Any:
     """Return the TensorFlow variable behind a Keras variable; a TensorFlow variable as it is."""
-    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def copies(variable: Any) -> list[Any]:

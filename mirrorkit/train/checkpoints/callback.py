@@ -103,7 +103,7 @@ class Checkpoints(LoopCallback):
         with waiting_for_the_chief(self.loop.strategy, f"write checkpoints to {self.folder}"):
             if self._writes:
                 self._place.take()
-        require_shared(self.loop.strategy, self._place, writes=self._writes)
+        require_shared(self.loop.strategy, self._place)
         if self._place.find():
             position, epochs = self.loop.restore(self.folder), self.params["epochs"]
             if max(position.epoch, position.ended) >= epochs:

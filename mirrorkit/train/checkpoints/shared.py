@@ -14,7 +14,7 @@ _TOKEN = 16  # bytes
 _SEES = 60.0  # seconds until a network file system shows on one machine what another one wrote; NFS caches so long
 
 
-def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bool) -> None:
+def require_shared(strategy: tf.distribute.Strategy, where: Place) -> None:
     """Refuse a folder in which a worker does not find what the chief has written. Collective.
 
     Raises:
@@ -23,7 +23,7 @@ def require_shared(strategy: tf.distribute.Strategy, where: Place, *, writes: bo
     if num_workers(strategy) == 1:
         return
     with place("a look for the checkpoints of the chief"):
-        token = texts_of_all_workers(strategy, where.token if writes else "", _TOKEN)[0]
+        token = texts_of_all_workers(strategy, where.token, _TOKEN)[0]
         sees = of_all_workers(strategy, _sees(where, token))
     blind = [name for name, sees_it in zip(addresses(strategy), sees, strict=True) if not sees_it]
     if blind:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
-from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.strategy import local_replica
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.at_rest import at_rest
 from mirrorkit.train.first_batch.compared import Ran, nudged
@@ -63,10 +63,10 @@ class ReplicaRuns:
         replicas, total = 1 if everywhere else step.strategy.num_replicas_in_sync, sum(sizes)
         shapes = {tuple(variable.shape) for variable in step.variables}
 
-        def on_replica(batch: Batch) -> tf.Tensor:
+        def on_replica(batch: Batch) -> None:
             local = local_replica(step.strategy)
             if everywhere and local:
-                return tf.constant(0)
+                return
             replica = int(this_replica()[0])
             first, own = (0, total) if everywhere else (sum(sizes[:replica]), sizes[replica])
             rows = tf.nest.map_structure(lambda tensor: tensor[first : first + own], batch)
@@ -75,10 +75,9 @@ class ReplicaRuns:
                 _, scope = step.run(what, rows, share)
             if local == 0:
                 applied[:] = scope.applied
-            return tf.constant(0)
 
         def on_all(batch: Batch) -> Nest:
-            first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+            step.strategy.run(on_replica, args=(batch,))
             return [list(gradients) for gradients in applied]
 
         applied: list[Any] = []
