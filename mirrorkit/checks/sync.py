@@ -178,7 +178,7 @@ class Replicas:
         every = np.frombuffer(data, own.dtype).reshape(-1, own.shape[1])  # [replicas, elements]
         bits = every.view(np.uint8).reshape(*every.shape, own.itemsize)
         apart = (bits != bits[0]).any(axis=2)
-        replica = int(np.flatnonzero(apart.any(axis=1))[0])
+        replica = int(apart.any(axis=1).argmax())  # the first
         wide = np.result_type(own.dtype, np.float64)  # complex numbers stay so
         one, other = every[[0, replica]][:, apart[replica]].astype(wide)
         with np.errstate(invalid="ignore"):  # two infinities

@@ -115,8 +115,10 @@ def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstO
     differences = _differences(step, runs, batch, what)
     found: dict[str, list[str]] = {}
     if isinstance(runs, ReplicaRuns) or options.runs_keras:
-        title = f"{_name(step, what)} does not mean the same on shares of a batch"
-        found["rows"] = [f"{title}: it {text} {_CURE}" for _, text in differences[:1]]
+        found["rows"] = [
+            f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}"
+            for _, text in differences[:1]
+        ]
     else:
         if with_functions and not options.takes_batches:
             found = function_faults(runs, batch, differs=bool(differences))
