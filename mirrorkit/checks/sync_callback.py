@@ -37,6 +37,7 @@ class InSync(LoopCallback):
         super().__init__()
         self.every = whole_number("every", every, StepError)
         self.repair = repair
+        self._replicas: Replicas | None = None
         self._first = self._unchecked = 0
 
     def set_loop(self, loop: Loop) -> None:
@@ -53,13 +54,8 @@ class InSync(LoopCallback):
         self._unchecked = state
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the variables, and reset the count of steps."""
-        self._unchecked = 0
-        if self.loop is not None:
-            self._replicas = replicas_of(self.loop.strategy, self.loop.step)
-        else:
-            variables = [*self.model.variables, *self.model.optimizer.variables]
-            self._replicas = Replicas(self.model.distribute_strategy, variables)
+        """Reset the count of steps."""
+        self._replicas, self._unchecked = None, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Record the first batch of the call."""
@@ -78,6 +74,8 @@ class InSync(LoopCallback):
 
     def _check(self) -> None:
         self._unchecked = 0
+        if self._replicas is None:
+            self._replicas = self._find_replicas()
         report = self._replicas.check(repair=self.repair)
         if report:
             return
@@ -90,3 +88,8 @@ class InSync(LoopCallback):
             "(mk.devices.verify()). mk.checks.repair(strategy, step) copies replica 0 to all replicas.",
             report=report,
         )
+
+    def _find_replicas(self) -> Replicas:
+        if self.loop is not None:
+            return replicas_of(self.loop.strategy, self.loop.step)
+        return Replicas(self.model.distribute_strategy, [*self.model.variables, *self.model.optimizer.variables])

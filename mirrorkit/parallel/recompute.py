@@ -55,7 +55,6 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Build the block."""
         if not self.block.built:
             self.block.build(input_shape)
-        self.built = True
 
     def call(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
         """Call the block; the backward pass computes its activations again."""
