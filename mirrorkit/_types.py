@@ -30,6 +30,7 @@ KerasLayer: TypeAlias = "keras.layers.Layer"
 KerasMetric: TypeAlias = "keras.metrics.Metric"
 KerasModel: TypeAlias = "keras.Model"
 KerasOptimizer: TypeAlias = "keras.optimizers.Optimizer"
+KerasTensor: TypeAlias = "keras.KerasTensor"
 Loss: TypeAlias = Any  # a keras.losses.Loss, or a function of (y_true, y_pred) that returns one value per example
 Metric: TypeAlias = Any  # a keras.metrics.Metric, its name, or a function as for a loss
 KerasVariable: TypeAlias = "keras.Variable"

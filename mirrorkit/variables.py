@@ -26,7 +26,7 @@ class ValueScope(keras.StatelessScope):  # type: ignore[name-defined]
 
 def native(variable: Any) -> Any:
     """Return the TensorFlow variable behind a Keras variable; a TensorFlow variable as it is."""
-    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def copies(variable: Any) -> list[Any]:
@@ -99,8 +99,7 @@ def distinct(variable: Any) -> list[Any]:
 
 def path(variable: Any) -> str:
     """Return the name by which messages and files know a Keras or TensorFlow variable, such as "dense/kernel"."""
-    named = getattr(variable, "_mirrorkit_name", None) if isinstance(variable, tf.Variable) else None
-    return getattr(variable, "path", None) or named or variable.name
+    return getattr(variable, "path", None) or getattr(variable, "_mirrorkit_name", variable.name)
 
 
 def fixed_number(name: str, value: Any, cure: str) -> float:
@@ -169,21 +168,18 @@ def unchanged(variables: Iterable[Any]) -> Iterator[Snapshot]:
     The generators are Python's, NumPy's and TensorFlow's global ones. The block may add variables to what it is given.
     """
     snapshot = Snapshot(variables)
+    snapshot.add(_state_of_generator())
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    generator = _global_generator()
-    generator_state = None if generator is None else tf.identity(generator.state)
     try:
         yield snapshot
     finally:
         snapshot.put_back()
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if generator is not None:
-            generator.state.assign(generator_state)
 
 
-def _global_generator() -> Any:
+def _state_of_generator() -> list[tf.Variable]:
     try:
-        return tf.random.get_global_generator()
+        return [tf.random.get_global_generator().state]
     except RuntimeError:  # with op determinism on there is none until the user sets one
-        return None
+        return []

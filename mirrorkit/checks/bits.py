@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrorkit.errors import StepError
 
 _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32, 16: tf.int32}  # by the size of an element in bytes
-_SEED = (2, 71)
+_KEY = 271  # of the random numbers
 
 
 def to_words(value: tf.Tensor) -> tf.Tensor:
@@ -34,6 +34,10 @@ def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _checksum(words: tf.Tensor) -> tf.Tensor:
-    # a fixed algorithm: the default one depends on the kind of device
-    places = tf.random.stateless_uniform(tf.shape(words), _SEED, None, None, tf.int64, alg="philox")
+    # A fixed algorithm: the default one depends on the kind of device. `tf.random.stateless_uniform` does the same by
+    # so many operations that it takes four times as long to trace.
+    alg = tf.random.Algorithm.PHILOX.value
+    places = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=tf.shape(words), key=[_KEY], counter=[0, 0], alg=alg, dtype=tf.int64
+    )
     return tf.reduce_sum(words * tf.bitwise.bitwise_or(places, tf.constant(1, tf.int64)))

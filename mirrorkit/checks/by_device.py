@@ -94,17 +94,12 @@ def _count(
     """Count the operations of a function that is called on `device`, and of those that it calls, a loop's body once."""
     for node in nodes:
         here = _short(node.device) or device
-        if called := _functions_of(node):
-            for name in called:
-                _count(functions[name], here, f"{caller} {name}", functions, found)
-        elif node.op not in WITHOUT_COMPUTATION and (what := _pass_of(node.name, caller)):
+        values = node.attr.values()  # such as both branches of a condition
+        called = [function.name for value in values for function in (value.func, *value.list.func) if function.name]
+        for name in called:
+            _count(functions[name], here, f"{caller} {name}", functions, found)
+        if not called and node.op not in WITHOUT_COMPUTATION and (what := _pass_of(node.name, caller)):
             found[here][what] += 1
-
-
-def _functions_of(node: Any) -> list[str]:
-    """Return the names of the functions that a node calls, such as both branches of a condition."""
-    values = node.attr.values()
-    return [function.name for value in values for function in (value.func, *value.list.func) if function.name]
 
 
 def _pass_of(name: str, caller: str) -> str:

@@ -32,7 +32,7 @@ class NanWatch(LoopCallback):
     the only cost.
 
     A recipe yields the same batches again. Your own `tf.data.Dataset` is read again from its beginning; if its order
-    changes between reads, the problem may not occur again, and the error says so.
+    changes between reads, the problem may not occur again, and the error says so. A generator cannot be read again.
 
     Args:
         every: training steps from one copy to the next, rounded up to the end of a call; so many are trained again.
@@ -45,7 +45,6 @@ class NanWatch(LoopCallback):
     def __init__(self, *, every: int = 200) -> None:
         super().__init__()
         self._every = whole_number("every", every, StepError)
-        self._epoch = 0
         self._batch = 0  # the copy was made before this batch of the epoch
         self._copy: Snapshot | None = None
 
@@ -69,7 +68,7 @@ class NanWatch(LoopCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discard the copy: batches are counted from 0 in each epoch."""
-        self._epoch, self._copy = epoch, None
+        self._copy = None
         if began := self._finite.began_with_nan:
             raise StepError(f"NaN before training in {', '.join(began)}. Check where it comes from.")
 
@@ -87,34 +86,38 @@ class NanWatch(LoopCallback):
         """Find the cause and raise an error that names it; Loop calls this before it raises `error`."""
         if self._copy is None:  # between two epochs: a callback wrote it
             raise error
-        batch, cause = self._diagnose(self._copy, error.batch + 1)
+        batch, cause = self._diagnose(self._copy, error)
         what, step = str(error), error.step
-        if error.variable is None:
+        if error.variable is None or batch is None:
             batch = error.batch
         else:
             step += batch - error.batch
             what = (
-                f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {self._epoch}, "
+                f"The variable {error.variable} became NaN or infinite at training step {step} (epoch {error.epoch}, "
                 f"batch {batch} of it; all counted from 0), though the loss stayed finite."
             )
-        raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=self._epoch, batch=batch, variable=error.variable)
+        raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=error.epoch, batch=batch, variable=error.variable)
 
-    def get_state(self) -> None:
-        """Return None: the copies are not saved."""
+    def _diagnose(self, copy: Snapshot, error: NonFiniteLossError) -> tuple[int | None, str]:
+        """Train again from the copy to the first bad update, or to the last one that begins with the error's batch.
 
-    def _diagnose(self, copy: Snapshot, end: int) -> tuple[int, str]:
-        """Train again from the copy to the first bad update, or to the last one that begins before batch `end`."""
+        Returns the batch of that update, None where the data ended before it, and what was found.
+        """
         copy.put_back()
-        replay = Replay(self.loop.running, self._epoch, self._batch)
+        replay = Replay(self.loop.running, error.epoch, self._batch)
         goes_on = True
         while goes_on:
             batch, before = replay.batch, Snapshot(self._variables)
             goes_on = replay.update()
-            if replay.batch >= end or self._finite.found() is not None:
+            if replay.batch > error.batch or self._finite.found() is not None:
                 break
         before.put_back()
-        # The data may end earlier this time.
-        rows = Replay(self.loop.running, self._epoch, batch).rows() if goes_on else []
+        if not goes_on:
+            return None, (
+                f"To find the cause, the loop trained again from batch {self._batch} on, but this time the data ended "
+                f"before batch {batch}. A generator can be read only once: give a keras.utils.PyDataset or a recipe."
+            )
+        rows = Replay(self.loop.running, error.epoch, batch).rows()
         strategy = self.loop.strategy
         for part, shards in enumerate(rows):  # of this worker's replicas, with the numbers that the step gave them
             first = part * strategy.num_replicas_in_sync + worker_index(strategy) * len(shards)
@@ -127,9 +130,9 @@ class NanWatch(LoopCallback):
         elsewhere = "another worker's rows (its error says more), " if num_workers(strategy) > 1 else ""
         return batch, (
             f"When the loop trained again from batch {self._batch} on, all numbers here stayed finite. Possible causes "
-            f"are {elsewhere}data that gave other batches this time (a tf.data.Dataset that reshuffles), an operation "
-            "that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from those of a "
-            "Step(jit_compile=True)."
+            f"are {elsewhere}data that gave other batches this time (a generator, a tf.data.Dataset that reshuffles), "
+            "an operation that is not deterministic (mk.reproducible.enable()), or random numbers, which differ from "
+            "those of a Step(jit_compile=True)."
         )
 
     @property

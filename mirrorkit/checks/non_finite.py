@@ -104,29 +104,22 @@ def find_in_shards(
     """
     slots = step.optimizer.variables if isinstance(step, keras.Model) and step.compiled else []
     for variable in [*getattr(step, "variables", []), *slots] if variables is None else variables:
-        if found := _look("variable", repr(path(variable)), distinct(variable)):
+        for found in _look("variable", repr(path(variable)), distinct(variable)):
             return found
-    if _computes_a_loss(step) and step.supervised(step.strategy).is_whole:
+    # Of a `Step`, unless its model has a train_step of its own.
+    supervised = step.supervised(step.strategy) if isinstance(step, Step) and not step.runs_keras else None
+    if supervised and supervised.is_whole:
         shards = [tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *shards)]  # none is alone
     for number, shard in enumerate(shards, start=first):
-        batch = _unpack(step, shard)
+        if supervised:
+            batch = supervised.unpack(shard)
+        else:
+            batch = UnpackedBatch(shard) if isinstance(step, Step) else unpack_batch(shard)
         if tf.nest.flatten(batch.x)[0].shape[0] == 0:
             continue
-        for found in itertools.chain(_in_batch(batch), _in_computation(step, shard, batch, number)):
+        for found in itertools.chain(_in_batch(batch), _in_computation(step, supervised, shard, batch, number)):
             return replace(found, shard=number)
     return None
-
-
-def _unpack(step: Any, batch: Any) -> UnpackedBatch:
-    """Take a batch apart as the step does."""
-    if _computes_a_loss(step):
-        return step.supervised(step.strategy).unpack(batch)
-    return UnpackedBatch(batch) if isinstance(step, Step) else unpack_batch(batch)
-
-
-def _computes_a_loss(step: Any) -> bool:
-    """Whether it is a `Step`, and not of a model that has a train_step of its own."""
-    return isinstance(step, Step) and not step.runs_keras
 
 
 def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
@@ -136,13 +129,11 @@ def _in_batch(batch: UnpackedBatch) -> Iterator[NonFinite]:
 
 def _in_nest(what: str, nest: Any, *, whole: str = "") -> Iterator[NonFinite]:
     for key, value in keras.tree.flatten_with_path(nest):
-        if found := _look(what, "/".join(map(str, key)) or whole, [value]):
-            yield found
+        yield from _look(what, "/".join(map(str, key)) or whole, [value])
 
 
-def _in_computation(step: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
-    if _computes_a_loss(step):
-        supervised = step.supervised(step.strategy)
+def _in_computation(step: Any, supervised: Any, rows: Any, batch: UnpackedBatch, shard: int) -> Iterator[NonFinite]:
+    if supervised:
         yield from _forth_and_back(step.model, lambda w, s: supervised.objective(w, s, rows, shard))
     elif isinstance(step, keras.Model):
         yield from _forth_and_back(step, lambda w, s: _objective_of_model(step, w, s, batch))
@@ -178,16 +169,14 @@ def _forth_and_back(model: Any, objective_of: Callable[[Any, Any], tf.Tensor | N
     yield from _in_outputs(calls)
     if objective is None:
         return
-    if found := _look("loss", "of the step", [objective]):
-        yield found
+    yield from _look("loss", "of the step", [objective])
     gradients = tape.gradient(objective, [weights, [call.outputs for call in calls]])
     yield from _in_gradients(calls, gradients[1], dict(zip(map(id, variables), gradients[0], strict=True)), variables)
 
 
 def _in_outputs(calls: Sequence[RecordedCall]) -> Iterator[NonFinite]:
     for call in calls:
-        if found := _look("output", f"of layer {call.name}", call.outputs, given=call.inputs):
-            yield found
+        yield from _look("output", f"of layer {call.name}", call.outputs, given=call.inputs)
 
 
 def _in_gradients(
@@ -199,25 +188,23 @@ def _in_gradients(
         for variable in getattr(call.layer, "trainable_variables", ()):
             owners.setdefault(id(variable), call)
     for call, gradients in zip(reversed(calls), reversed(outputs), strict=True):
-        if found := _look("gradient", "", gradients):
+        for found in _look("gradient", "", gradients):
             behind = next((c.name for c in calls if any(x is y for x in c.inputs for y in call.outputs)), None)
             maker = "what follows it" if behind is None else f"layer {behind}"
             yield replace(found, where=f"that {maker} passes back to layer {call.name}")
         for variable in (v for v in variables if owners.get(id(v)) is call):
             where = f"of {variable.path!r}, a weight of layer {call.name}"
-            if found := _look("gradient", where, [weights[id(variable)]]):
-                yield found
+            yield from _look("gradient", where, [weights[id(variable)]])
     for variable in variables:  # of layers whose calls were not recorded
-        if found := _look("gradient", f"of {variable.path!r}", [weights[id(variable)]]):
-            yield found
+        yield from _look("gradient", f"of {variable.path!r}", [weights[id(variable)]])
 
 
-def _look(what: str, where: str, tensors: Sequence[Any], *, given: Sequence[Any] = ()) -> NonFinite | None:
+def _look(what: str, where: str, tensors: Sequence[Any], *, given: Sequence[Any] = ()) -> Iterator[NonFinite]:
+    """Yield the numbers of these tensors if one of them is not finite."""
     numbers = _numbers(tensors)
-    if np.isfinite(numbers).all():
-        return None
     nan, infinite = int(np.isnan(numbers).sum()), int(np.isinf(numbers).sum())
-    return NonFinite(what, where, nan, infinite, numbers.size, _range(numbers), _range(_numbers(given)))
+    if nan or infinite:
+        yield NonFinite(what, where, nan, infinite, numbers.size, _range(numbers), _range(_numbers(given)))
 
 
 def _numbers(tensors: Sequence[Any]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def repair(strategy: tf.distribute.Strategy, of: Any) -> SyncReport:
 
     Takes the arguments of `in_sync` and raises the same errors.
     """
-    return replicas_of(strategy, of).repair()
+    return replicas_of(strategy, of).check(repair=True)
 
 
 class Replicas:
@@ -157,31 +158,19 @@ class Replicas:
         run = tf.function(lambda: first_replica(self.strategy, self.strategy.run(of_all)), autograph=False)
         return run.get_concrete_function()
 
-    def check(self) -> SyncReport:
-        """Compare the checksums; see `in_sync`."""
-        return self._report(self._differing())
-
-    def repair(self) -> SyncReport:
-        """Copy replica 0 to all replicas; see `repair`."""
-        differing = self._differing()
-        report = self._report(differing)
-        for index in differing:
-            variable = self.variables[index]
+    def check(self, *, repair: bool = False) -> SyncReport:
+        """Compare the checksums; see `in_sync`. To `repair`, copy replica 0 to all replicas after that."""
+        differing = [] if self._copies == 1 else self._differing()
+        first = self._difference(differing[0]) if differing else None
+        for variable in differing if repair else ():
             own = copies(variable)[0].numpy()
             value = np.frombuffer(of_chief(self.strategy, own.tobytes()), own.dtype)
             assign(variable, value.reshape(own.shape))
-        return report
+        return SyncReport(self._copies, len(self.variables), tuple(map(path, differing)), first)
 
-    def _differing(self) -> list[int]:
-        if self._copies == 1:
-            return []
+    def _differing(self) -> list[Any]:
         sums = self._checksums().numpy()
-        return [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
-
-    def _report(self, differing: list[int]) -> SyncReport:
-        names = tuple(path(self.variables[i]) for i in differing)
-        first = self._difference(self.variables[differing[0]]) if differing else None
-        return SyncReport(self._copies, len(self.variables), names, first)
+        return list(itertools.compress(self.variables, (sums != sums[0]).any(axis=0)))
 
     def _difference(self, variable: Any) -> Difference:
         own = np.stack([copy.numpy().ravel() for copy in copies(variable)])
@@ -189,7 +178,7 @@ class Replicas:
         every = np.frombuffer(data, own.dtype).reshape(-1, own.shape[1])  # [replicas, elements]
         bits = every.view(np.uint8).reshape(*every.shape, own.itemsize)
         apart = (bits != bits[0]).any(axis=2)
-        replica = int(np.flatnonzero(apart.any(axis=1))[0])
+        replica = int(apart.any(axis=1).argmax())  # the first
         wide = np.result_type(own.dtype, np.float64)  # complex numbers stay so
         one, other = every[[0, replica]][:, apart[replica]].astype(wide)
         with np.errstate(invalid="ignore"):  # two infinities

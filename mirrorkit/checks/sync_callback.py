@@ -76,7 +76,7 @@ class InSync(LoopCallback):
         self._unchecked = 0
         if self._replicas is None:
             self._replicas = self._find_replicas()
-        report = self._replicas.repair() if self.repair else self._replicas.check()
+        report = self._replicas.check(repair=self.repair)
         if report:
             return
         if self.repair:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mirrorkit._keras import keras
-
-if TYPE_CHECKING:
-    from keras import KerasTensor
+from mirrorkit._types import KerasTensor
 
 
 def pixels(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register
 
-if TYPE_CHECKING:
-    from keras import Model
-
 
 @register("mnist_cnn")
-def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> Model:
+def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> KerasModel:
     """Two 3x3 convolutions (16 and 32 filters), each with ReLU and 2x2 max pooling, then dense layers of 64 and 10.
 
     ```python
@@ -45,7 +41,7 @@ def mnist_cnn(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 
 
 
 @register("cifar_cnn")
-def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
+def cifar_cnn(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> KerasModel:
     """Three pairs of 3x3 convolutions (width, 2 width, 4 width filters), each with BatchNorm, ReLU and 2x2 max pooling.
 
     ```python

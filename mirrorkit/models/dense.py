@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel
 from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register, require_dropout
 
-if TYPE_CHECKING:
-    from keras import Model
-
 
 @register("linear")
-def linear(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> Model:
+def linear(*, input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int = 10) -> KerasModel:
     """Softmax regression: the pixels of an example, flattened, and one dense layer.
 
     ```python
@@ -44,7 +41,7 @@ def mlp(
     num_classes: int = 10,
     units: Sequence[int] = (300, 100),
     dropout: float = 0.0,
-) -> Model:
+) -> KerasModel:
     """A multilayer perceptron: dense layers with ReLU between the flattened pixels and the logits.
 
     ```python

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from mirrorkit._types import KerasModel
 from mirrorkit.arguments import checks_arguments, is_whole, whole_number
 from mirrorkit.errors import ModelError
 
-if TYPE_CHECKING:
-    from keras import Model
+Builder = TypeVar("Builder", bound=Callable[..., KerasModel])
 
-Builder = TypeVar("Builder", bound=Callable[..., "Model"])
-
-_builders: dict[str, Callable[..., Model]] = {}
+_builders: dict[str, Callable[..., KerasModel]] = {}
 
 
 def register(name: str) -> Callable[[Builder], Builder]:
@@ -69,7 +67,9 @@ def require_dropout(model: str, dropout: float) -> None:
 
 
 @checks_arguments(ModelError)
-def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes: int = 10, **options: Any) -> Model:
+def create(
+    name: str, *, input_shape: tuple[int, ...] | None = None, num_classes: int = 10, **options: Any
+) -> KerasModel:
     """Build a model by its name.
 
     ```python
@@ -103,7 +103,7 @@ def create(name: str, *, input_shape: tuple[int, ...] | None = None, num_classes
     return builder(**options)
 
 
-def find(name: str) -> Callable[..., Model]:
+def find(name: str) -> Callable[..., KerasModel]:
     """Return the function that builds a model.
 
     Raises:
@@ -116,5 +116,5 @@ def find(name: str) -> Callable[..., Model]:
     return _builders[name]
 
 
-def _identity(builder: Callable[..., Model]) -> str:
+def _identity(builder: Callable[..., KerasModel]) -> str:
     return f"{builder.__module__}.{builder.__qualname__}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mirrorkit._keras import keras
+from mirrorkit._types import KerasModel, KerasTensor
 from mirrorkit.arguments import whole_number
 from mirrorkit.errors import ModelError
 from mirrorkit.models._inputs import pixels
 from mirrorkit.models.registry import register, require_dropout
-
-if TYPE_CHECKING:
-    from keras import KerasTensor, Model
 
 
 def _conv(x: KerasTensor, filters: int, *, size: int = 3, strides: int = 1) -> KerasTensor:
@@ -24,7 +20,7 @@ def _norm_relu(x: KerasTensor) -> KerasTensor:
     return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
 
 
-def _pool_and_classify(inputs: KerasTensor, x: KerasTensor, num_classes: int, name: str) -> Model:
+def _pool_and_classify(inputs: KerasTensor, x: KerasTensor, num_classes: int, name: str) -> KerasModel:
     x = keras.layers.GlobalAveragePooling2D()(x)
     logits = keras.layers.Dense(num_classes, kernel_initializer="he_normal", name="logits")(x)
     return keras.Model(inputs, logits, name=name)
@@ -42,7 +38,7 @@ def _block(x: KerasTensor, filters: int, strides: int) -> KerasTensor:
     return keras.layers.ReLU()(keras.layers.Add()([x, y]))
 
 
-def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: int) -> Model:
+def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: int) -> KerasModel:
     """`blocks` residual blocks at each of 16, 32 and 64 filters: 6 `blocks` + 2 layers deep."""
     inputs, x = pixels(input_shape, scale=1 / 127.5, offset=-1.0)
     x = _norm_relu(_conv(x, 16))
@@ -53,7 +49,7 @@ def _resnet(name: str, blocks: int, input_shape: tuple[int, ...], num_classes: i
 
 
 @register("resnet20")
-def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> KerasModel:
     """The 20-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
 
     ```python
@@ -76,7 +72,7 @@ def resnet20(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 
 
 @register("resnet32")
-def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> KerasModel:
     """The 32-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
 
     ```python
@@ -97,7 +93,7 @@ def resnet32(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 1
 
 
 @register("resnet56")
-def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> Model:
+def resnet56(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10) -> KerasModel:
     """The 56-layer residual network in its CIFAR form, with the parameter-free shortcuts (option A).
 
     ```python
@@ -136,7 +132,7 @@ def wide_resnet(
     depth: int = 28,
     width: int = 10,
     dropout: float = 0.0,
-) -> Model:
+) -> KerasModel:
     """Wide ResNet: few pre-activation residual blocks at 16, 32 and 64 times `width` filters ("WRN-depth-width").
 
     ```python
@@ -183,7 +179,7 @@ def _conv_norm_relu(x: KerasTensor, filters: int, *, pool: bool = False) -> Kera
 
 
 @register("speed_net")
-def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> Model:
+def speed_net(*, input_shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, width: int = 32) -> KerasModel:
     """A residual network with nine 3x3 convolutions, for a fair accuracy on CIFAR-10 within ten epochs.
 
     ```python

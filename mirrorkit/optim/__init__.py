@@ -20,7 +20,7 @@ from mirrorkit.optim.other_weights import (
     decays as decays,
     twin_for as twin_for,
 )
-from mirrorkit.optim.packed import Joined as Joined, Packed as Packed
+from mirrorkit.optim.packed import Joined as Joined, Packed as Packed, groups_of as groups_of
 from mirrorkit.optim.slots import (
     places_of as places_of,
     slots_of as slots_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -47,7 +48,7 @@ class ByRows:
             rate: as of `functional_apply`.
         """
         new, new_slots = functional_apply(self._twin, [rows], slots, [gradient], rate=rate)
-        return [*new, *(value for value, is_slot in zip(new_slots, self.is_slot, strict=True) if is_slot)]
+        return [*new, *itertools.compress(new_slots, self.is_slot)]
 
 
 def leaves_rows_alone(optimizer: KerasOptimizer, weight: KerasVariable) -> bool:

@@ -113,7 +113,7 @@ def functional_apply(
     with _named_as_tensorflow(twin._trainable_variables), keras.StatelessScope(state_mapping=state) as scope:
         known, before = set(scope.state_mapping), _plain(optimizer)
         try:
-            twin.apply(list(gradients), None if of is None else list(of))
+            twin.apply(list(gradients), of and list(of))
         except MirrorkitError:
             raise
         except Exception as error:  # whatever an optimizer of the user's may raise

@@ -33,19 +33,12 @@ class Joined:
 
     Args:
         weights: the weights.
-        groups: which are joined, by their indices; one that stays by itself is a group of one.
+        groups: which are joined, by their indices; one that stays by itself is a group of one, as all do by default.
     """
 
-    def __init__(self, weights: Sequence[KerasVariable], groups: list[list[int]]) -> None:
+    def __init__(self, weights: Sequence[KerasVariable], groups: list[list[int]] | None = None) -> None:
         self._sizes = [weight.shape[0] if weight.ndim else 1 for weight in weights]
-        self._groups = groups
-
-    @classmethod
-    def of(
-        cls, optimizer: KerasOptimizer, weights: list[KerasVariable], has_gradient: Sequence[Sequence[bool]]
-    ) -> Joined:
-        """Join what `Packed` would, of weights for which the optimizer need not be built."""
-        return cls(weights, _groups(optimizer, weights, has_gradient))
+        self._groups = groups or [[i] for i in range(len(weights))]
 
     def group_of(self, weight: int) -> int:
         """Return the place, among the joined ones, of the group of a weight."""
@@ -72,6 +65,7 @@ class Packed(Joined):
     Attributes:
         optimizer: what `functional_apply` takes together with joined values: where weights are joined, a twin of the
             given optimizer that is built for the joined ones.
+        slots: joins values of the given optimizer's variables to those of the twin's, in their order.
 
     Args:
         optimizer: a built Keras optimizer, which is left alone. Where its arithmetic looks at whole weights, or is not
@@ -91,12 +85,12 @@ class Packed(Joined):
     ) -> None:
         self.optimizer = optimizer
         weights, variables = trainable_variables(optimizer), optimizer.variables
-        groups = _groups(optimizer, weights, has_gradient, devices, elsewhere)
+        groups = groups_of(optimizer, weights, has_gradient, devices, elsewhere)
         slots, others = places_of(optimizer)  # others: iterations, learning rate
         # Only where the others are scalars: averages of `use_ema`, or a slot of a later Keras, are not.
         if not elsewhere and (len(groups) == len(weights) or any(variables[place].ndim for place in others)):
-            super().__init__(weights, [[i] for i in range(len(weights))])
-            self._slots = Joined(variables, [[place] for place in range(len(variables))])
+            super().__init__(weights)
+            self.slots = Joined(variables)
             return
         super().__init__(weights, groups)
         stand_ins = []
@@ -111,25 +105,17 @@ class Packed(Joined):
             [others[slot.kind]] if slot.weight is None else [slots[slot.kind][i] for i in groups[slot.weight]]
             for slot in known
         ]
-        self._slots = Joined(variables, of_twin)
-
-    def join_slots(self, slots: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Join the values of the optimizer's variables; the result is in the order of the twin's."""
-        return self._slots.join(slots)
-
-    def split_slots(self, joined: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """Undo `join_slots`."""
-        return self._slots.split(joined)
+        self.slots = Joined(variables, of_twin)
 
 
-def _groups(
+def groups_of(
     optimizer: KerasOptimizer,
     weights: list[KerasVariable],
     has_gradient: Sequence[Sequence[bool]],
     devices: Sequence[Hashable] | None = None,
     elsewhere: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Return which weights are joined, by their indices; one that stays by itself is a group of one."""
+    """Return which weights are joined, by their indices; the optimizer need not be built. See `Packed`."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm  # of each weight, or added up in the order of the weights
     if not treats_numbers_alike(optimizer) or norms:
         return [[i] for i in range(len(weights))]

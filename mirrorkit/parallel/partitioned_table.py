@@ -61,8 +61,7 @@ class PartitionedTable:
             )
         if shards is None:
             shards = _shards(strategy, rows, width, tf.as_dtype(dtype))
-        if not 1 <= shards <= rows:
-            raise StepError(f"A table of {rows} rows cannot have {shards} shards. Take 1 to {rows}.")
+        whole_number("shards", shards, StepError, most=rows)
         make = initializer or (lambda shape, dtype: tf.random.uniform(shape, -0.05, 0.05, dtype))
         # the sizes that tf.nn.embedding_lookup expects: the first ones have a row more
         sizes = [rows // shards + (shard < rows % shards) for shard in range(shards)]
@@ -78,10 +77,15 @@ class PartitionedTable:
         return tf.nn.embedding_lookup(self.variables, ids)
 
     def add(self, ids: tf.Tensor, values: tf.Tensor) -> None:
-        """Add values [..., width] to the rows of these ids; an id that occurs twice gets both."""
+        """Add values [..., width] to the rows of these ids; an id that occurs twice gets both.
+
+        Raises:
+            tf.errors.InvalidArgumentError: an id below 0, or as large as the number of rows; on a CPU.
+        """
         flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
         rows = tf.reshape(values, [-1, self.variables[0].shape[1]])
-        shard = tf.searchsorted(tf.constant(self._firsts, tf.int64), flat, side="right") - 1
+        # An id below 0 goes to the first shard, one above all to the last: these refuse it.
+        shard = tf.searchsorted(tf.constant(self._firsts[1:], tf.int64), flat, side="right")
         for i, variable in enumerate(self.variables):
             mine = tf.where(shard == i)[:, 0]
             variable.scatter_add(tf.IndexedSlices(tf.gather(rows, mine), tf.gather(flat, mine) - self._firsts[i]))

@@ -55,7 +55,6 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         """Build the block."""
         if not self.block.built:
             self.block.build(input_shape)
-        self.built = True
 
     def call(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
         """Call the block; the backward pass computes its activations again."""
@@ -65,11 +64,14 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
         others = [*self.block.non_trainable_variables, *self.block.metrics_variables]
         state = [tf.convert_to_tensor(variable) for variable in others]
         given = tf.nest.flatten((x, options))
-        tensors = [(i, value.dtype) for i, value in enumerate(given) if tf.is_tensor(value)]
-        places = [i for i, dtype in tensors if dtype.is_floating or dtype.is_complex]
+        places = [
+            i
+            for i, value in enumerate(given)
+            if tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
+        ]
         mask_of, set_mask = private.get("masking.get_keras_mask"), private.get("masking.set_keras_mask")
         masks = {i: mask_of(given[i]) for i in places}
-        found: dict[str, Any] = {}  # beside the tensors, what the first pass finds out
+        first: list[Any] = []  # what the first pass finds out: outputs, losses, and what `others` are after it
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
             mapping = [*zip(trained, flat, strict=False), *zip(others, state, strict=True)]
@@ -81,30 +83,31 @@ class Recompute(keras.layers.Layer):  # type: ignore[name-defined]
                 before = dict(scope.state_mapping)
                 # `training` by name, since the backward pass takes place outside of Keras's call.
                 outputs = self.block(again[0], training=training, **again[1])
-            if not found:
+            if not first:
                 own = set(map(id, others))
                 if any(before.get(key) is not value for key, value in scope.state_mapping.items() if key not in own):
                     raise StepError(
                         f"{self.block.name!r} assigns a trainable weight, as SpectralNormalization does, or a variable "
                         "that is not its own. Recompute would lose the new value. Leave that layer outside of it."
                     )
-                found["outputs"], found["losses"] = outputs, list(scope.losses)
-                found["state"] = [scope.get_current_value(variable) for variable in others]
+                new = [scope.get_current_value(variable) for variable in others]
+                first.extend((outputs, list(scope.losses), new))
             return [*tf.nest.flatten(outputs), *scope.losses]
 
         weights = [tf.convert_to_tensor(variable) for variable in trained]
         results = tf.recompute_grad(forward)(*weights, *(given[i] for i in places))
-        for variable, before, after in zip(others, state, found["state"], strict=True):
+        outputs, losses, new = first
+        for variable, before, after in zip(others, state, new, strict=True):
             if after is not before:
                 variable.assign(after)
-        flat = tf.nest.flatten(found["outputs"])
+        flat = tf.nest.flatten(outputs)
         count = len(flat)
         for output, result in zip(flat, results, strict=False):
             set_mask(result, mask_of(output))
-        for loss, own in zip(results[count:], found["losses"], strict=True):
+        for loss, own in zip(results[count:], losses, strict=True):
             loss._mirrorkit_own = own  # Keras knows losses by their `id`, which must not be given to another one
             self.add_loss(loss)
-        return tf.nest.pack_sequence_as(found["outputs"], results[:count])
+        return tf.nest.pack_sequence_as(outputs, results[:count])
 
     def compute_output_spec(self, x: Nest, training: bool | None = None, mask: Nest = None, **options: Any) -> Nest:
         """Return the block's own."""

@@ -16,7 +16,7 @@ from mirrorkit.variables import copies, path, unchanged
 
 
 class Run(NamedTuple):
-    """One training. Variables are known by their position, weights first: Keras numbers paths across models.
+    """One training. Variables are known by their position: Keras numbers paths across models.
 
     Attributes:
         names: paths of the variables, and of the logs "log loss", ...
@@ -79,7 +79,6 @@ def train(
     if unknown := [part for part in ignore if part not in paths]:
         raise StepError(f"ignore={unknown} matches none of the step's variables. They are: {paths}.")
     compared = [v for v in variables if not any(part in path(v) for part in ignore)]
-    compared.sort(key=lambda v: not getattr(v, "trainable", False))
     weights = [v for v in compared if getattr(v, "trainable", False)]
 
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec((None, *part.shape[1:]), part.dtype), batches[0])

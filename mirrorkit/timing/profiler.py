@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mirrorkit._keras import keras
+from mirrorkit.arguments import is_whole
 from mirrorkit.errors import StepError
 from mirrorkit.object_storage import require_local
 from mirrorkit.timing.timer import wait_for_devices
@@ -24,9 +25,10 @@ class Profile(keras.callbacks.Callback):  # type: ignore[name-defined]
     def __init__(self, log_dir: str | os.PathLike[str], steps: tuple[int, int]) -> None:
         super().__init__()
         self._first, self._end = steps
-        if not 0 <= self._first < self._end:
+        if not (is_whole(self._first, 0) and is_whole(self._end, self._first + 1)):
             raise StepError(
-                f"profile(steps={steps}) was asked for; give (first, end) with 0 <= first < end, as in (10, 20)."
+                f"profile(steps={steps}) was asked for; give (first, end), whole numbers with 0 <= first < end, as in "
+                "(10, 20)."
             )
         require_local("profile", log_dir, schemes=tf.io.gfile.get_registered_schemes())
         self.log_dir = os.fspath(log_dir)

@@ -42,7 +42,13 @@ def rehearse(function: Callable[..., Any], arguments: tuple[Any, ...], restore: 
         if isinstance(function, tf.types.experimental.ConcreteFunction):
             snapshot.add_captured(function)
         function(*arguments)
-        _require_known(snapshot, things, function)
+        made = [variable for variable in _variables_of(things) if not snapshot.holds(variable)]
+    if made:
+        raise StepError(
+            f"The first call of {_name(function)} created variables outside of any tf.function and changed them "
+            f"({few([*map(path, made)])}). warm_up has restored all others, but does not know the first values of "
+            "these. " + _ADVICE
+        )
     wait_for_devices()
 
 
@@ -89,16 +95,6 @@ def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if empty:
         raise StepError(_CANNOT_FILL.format(name=_name(function), names=f" ({few([*map(path, empty)])})"))
     return traced
-
-
-def _require_known(snapshot: Snapshot, things: list[Any], function: Any) -> None:
-    made = [variable for variable in _variables_of(things) if not snapshot.holds(variable)]
-    if made:
-        raise StepError(
-            f"The first call of {_name(function)} created variables outside of any tf.function and changed them "
-            f"({few([*map(path, made)])}). warm_up has restored all others, but does not know the first values of "
-            "these. " + _ADVICE
-        )
 
 
 def _variables_of(things: list[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from mirrorkit.train.input.epoch import EpochIterator as EpochIterator, shards a
 from mirrorkit.train.input.input import Input as Input
 from mirrorkit.train.keras_fit import evaluate as evaluate, fit as fit, predict as predict
 from mirrorkit.train.keras_model import custom_gradients as custom_gradients  # for what it replaces
-from mirrorkit.train.keras_model.layer_state import layers_of as layers_of, training_argument as training_argument
+from mirrorkit.train.keras_model.layer_state import training_argument as training_argument
 from mirrorkit.train.keras_model.outputs import UnpackedBatch as UnpackedBatch, unpack_batch as unpack_batch
 from mirrorkit.train.keras_model.seeds import seeds_by_replica
 from mirrorkit.train.loop.loop import Loop

@@ -114,7 +114,7 @@ def replaces(*keys: str, within: str = "") -> Callable[[Wrapper], Wrapper]:
 @contextmanager
 def switching() -> Iterator[None]:
     """The block communicates, so that other replicas of this process are traced meanwhile, each in its thread."""
-    put_back = None if ambient.save is None else ambient.save()
+    put_back = ambient.save and ambient.save()
     yield
-    if put_back is not None:
+    if put_back:
         put_back()

@@ -22,6 +22,9 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
         """Take the loop; it calls this before the training begins."""
         self.loop = loop
 
+    def get_state(self) -> Any:
+        """Return what a checkpoint is to hold of it, for `set_state`; None for nothing."""
+
     def on_stop_signal(self, number: int) -> None:
         """Save, and leave the training: a worker of this training has received a signal to stop.
 

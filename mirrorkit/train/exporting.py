@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,10 @@ def _write_keras(model: KerasModel, path: Path, input_signature: Spec | None) ->
             keras.saving.load_model(path, compile=False).save(path)
         except _NO_CONFIG:
             raise StepError(_why_not(model, error)) from error
-        reason = str(error).strip().splitlines()[0][:300]
-        _log.warning("The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s", reason)
+        _log.warning(
+            "The file holds no optimizer, loss and metrics, and loads as a model to be compiled: %s",
+            textwrap.shorten(str(error), 300),
+        )
 
 
 def _why_not(model: KerasModel, error: Exception) -> str:
@@ -137,11 +140,11 @@ def _why_not(model: KerasModel, error: Exception) -> str:
         except _NO_CONFIG as its_own:
             name, error = f"{layer.name!r} ({type(layer).__name__})", its_own
             break
-    reason = str(error).strip().splitlines()[0]
     return (
         f"A {KERAS} file cannot hold the layer {name}. Decorate its class or function with "
         "@keras.saving.register_keras_serializable() and give a class a get_config, also in place of a Lambda; or "
-        f"export a SavedModel, which needs no code: a path without {KERAS}. Keras says: {reason[:300]}"
+        f"export a SavedModel, which needs no code: a path without {KERAS}. "
+        f"Keras says: {textwrap.shorten(str(error), 300)}"
     )
 
 
@@ -155,14 +158,21 @@ def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | 
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
-    for layer in layers_of(model):
-        if hasattr(layer, "save_assets"):  # a vocabulary, beside its variables
-            archive.track(layer)
+    for held in tf.train.TrackableView(model).descendants():
+        if isinstance(held, tf.saved_model.experimental.TrackableResource):  # such as a table with a vocabulary
+            archive.track(held)
     archive.add_variable_collection("trainable_variables", trainable)
     archive.add_variable_collection("non_trainable_variables", other)
     archive.add_variable_collection("variables", [*trainable, *other])
     archive.add_endpoint("serve", serve, [_inputs(model) if input_signature is None else input_signature])
-    archive.write_out(folder, verbose=False)
+    try:
+        archive.write_out(folder, verbose=False)
+    except AssertionError as error:
+        raise StepError(
+            f"The model {model.name!r} computes with a table, or another resource of TensorFlow, that is not an "
+            "attribute of a layer, so a SavedModel would not hold it. Make it one (self.table = table), and not an "
+            f"element of a list or dict. TensorFlow says: {error}"
+        ) from error
 
 
 def _inputs(model: KerasModel) -> Spec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,19 @@ def test_a_dataset_that_gives_other_batches_the_second_time(strategy_of: Any) ->
     spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
     data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH)
     failed(make_loop(strategy_of(*TWO)), data, "step 6.*all numbers here stayed finite")
+
+
+def batches_of(x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for i in range(0, EXAMPLES, BATCH):
+        yield x[i : i + BATCH], Y[i : i + BATCH]
+
+
+def test_a_generator_cannot_be_read_again(strategy_of: Any) -> None:
+    bad = X.copy()
+    bad[25, 2] = np.nan
+    loop = make_loop(strategy_of(*ONE), hiding_net, steps_per_call=2)
+    match = r"in one of the training steps 4 to 5 .*the data ended before batch 4\. A generator can"
+    assert failed(loop, batches_of(bad), match, every=2).batch == 5
 
 
 def hiding_net() -> Any:

@@ -82,7 +82,7 @@ def test_a_right_step_is_looked_at_every_so_many_steps_and_at_the_end_slots_too(
     strategy, step = two_replicas
     steps, at = Steps(), []
     original = Replicas.check
-    monkeypatch.setattr(Replicas, "check", lambda self: at.append(steps.done) or original(self))
+    monkeypatch.setattr(Replicas, "check", lambda self, **how: at.append(steps.done) or original(self, **how))
     loop = mk.train.Loop(strategy, step, steps_per_call=2)
     loop.fit(numbers, epochs=2, callbacks=[steps, mk.checks.InSync(every=8)], verbose=0)
     assert at == [8, 6, 10]  # 8, 16 and 20 steps of the run

@@ -168,7 +168,7 @@ def test_joined_is_what_packed_joins() -> None:
     built.build(weights)
     has = [[True] * 4]
     values = [weight.value for weight in weights]
-    joined = optim.Joined.of(optimizer, weights, has)
+    joined = optim.Joined(weights, optim.groups_of(optimizer, weights, has))
     found = [part.shape for part in joined.join(values)]
     assert found == [part.shape for part in optim.Packed(built, has).join(values)] == [(12,), (2, 2)]
     assert [part.shape for part in joined.split(joined.join(values))] == [v.shape for v in values]

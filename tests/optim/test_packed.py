@@ -47,9 +47,9 @@ def _train(optimizer: Any, variables: list[Any], *, joined: bool) -> list[np.nda
     def update(weights: Any, slots: Any, gradients: Any) -> Any:
         if not joined:
             return optim.functional_apply(optimizer, weights, slots, gradients)
-        values = joint.join(weights), joint.join_slots(slots), joint.join(gradients)
+        values = joint.join(weights), joint.slots.join(slots), joint.join(gradients)
         new_weights, new_slots = optim.functional_apply(joint.optimizer, *values)
-        return joint.split(new_weights), joint.split_slots(new_slots)
+        return joint.split(new_weights), joint.slots.split(new_slots)
 
     weights, slots = tensors(variables), tensors(optimizer.variables)
     for step in range(2):

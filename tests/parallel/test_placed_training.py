@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from device_choice import device_name
 from executed import executed
 from placed_nets import (
@@ -181,3 +182,22 @@ def test_the_check_of_the_first_batch() -> None:
 def test_a_table_has_rows_and_columns(rows: Any, width: Any, strategy_of: Any) -> None:
     with pytest.raises(mk.errors.StepError, match="must be a whole number from 1 on"):
         mk.parallel.PartitionedTable(strategy_of("one_device", 1), rows=rows, width=width)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_table_refuses_ids_that_it_has_not(shards: int, strategy_of: Any) -> None:
+    table = mk.parallel.PartitionedTable(strategy_of("one_device", 1), rows=10, width=2, shards=shards)
+    before = tf.concat(table.variables, 0)
+    table.add(tf.constant([[0, 9], [9, 4]]), tf.ones([2, 2, 2]))
+    added = (tf.concat(table.variables, 0) - before).numpy()[:, 0]
+    np.testing.assert_allclose(added, [1, 0, 0, 0, 1, 0, 0, 0, 0, 2], rtol=1e-6)
+    for wrong in (-1, 10):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not in"):
+            table.add(tf.constant([0, wrong]), tf.ones([2, 2]))
+
+
+@pytest.mark.parametrize("shards", [0, 11, 2.5])
+def test_a_table_has_at_most_a_shard_for_each_row(shards: Any, strategy_of: Any) -> None:
+    with pytest.raises(mk.errors.StepError, match=f"from 1 to 10, found {shards}"):
+        mk.parallel.PartitionedTable(strategy_of("one_device", 1), rows=10, width=2, shards=shards)

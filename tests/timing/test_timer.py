@@ -179,7 +179,7 @@ def test_a_profile_in_a_loop_holds_whole_calls_and_an_error_leaves_no_profiler_r
     assert trace.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("steps", [(5, 5), (-1, 3), (7, 2)])
+@pytest.mark.parametrize("steps", [(5, 5), (-1, 3), (7, 2), (0.5, 3), (True, 3), (1, 2.5), (0, math.inf)])
 def test_profile_of_no_steps(steps):
     with pytest.raises(StepError, match="give \\(first, end\\)"):
         mk.timing.profile("nowhere", steps=steps)

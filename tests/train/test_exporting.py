@@ -42,6 +42,20 @@ class Thrice(L.Layer):
         return self.function(x)
 
 
+class Looked(L.Layer):
+    """Looks numbers up in a table, which it has as an attribute, or in a list."""
+
+    def __init__(self, *, in_list: bool) -> None:
+        super().__init__()
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2]), tf.constant([10.0, 20.0]))
+        table = tf.lookup.StaticHashTable(pairs, -1.0)
+        self.held = [table] if in_list else table
+
+    def call(self, x: Any) -> Any:
+        table = self.held[0] if isinstance(self.held, list) else self.held
+        return table.lookup(tf.cast(x, tf.int32))
+
+
 class Own(keras.Model):
     """A subclassed model, which does not say what its inputs are."""
 
@@ -308,6 +322,12 @@ def test_what_a_keras_file_cannot_hold_is_named(net: Any, match: str, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_saved_model_holds_the_tables_of_layers(tmp_path: Path) -> None:
+    mk.train.export(sequential((2,), Looked(in_list=False)), tmp_path / "m")
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    assert served.serve(tf.constant([[2.0, 3.0]])).numpy().tolist() == [[20.0, -1.0]]
+
+
 def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.keras"
     model = trained.step.model
@@ -321,6 +341,7 @@ def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> Non
         (lambda: mk.train.export(model, path, averaged=True), r"export\(step"),
         (lambda: mk.train.export(line, path, averaged=True), r"keeps no averages.*ema"),
         (lambda: mk.train.export(own(), tmp_path / "m"), r"\(Own\) .*input_signature="),
+        (lambda: mk.train.export(sequential((2,), Looked(in_list=True)), tmp_path / "m"), "computes with a table"),
     ):
         with pytest.raises(StepError, match=match):
             call()

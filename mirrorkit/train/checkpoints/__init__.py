@@ -6,6 +6,6 @@ Started again after it was interrupted, the same script finishes the epochs that
 from __future__ import annotations
 
 from mirrorkit.train.checkpoints.callback import Checkpoints
-from mirrorkit.train.checkpoints.restore import Restored, require_variables, restore_newest
+from mirrorkit.train.checkpoints.restore import Restored, restore_newest
 
-__all__ = ["Checkpoints", "Restored", "require_variables", "restore_newest"]
+__all__ = ["Checkpoints", "Restored", "restore_newest"]

@@ -61,11 +61,9 @@ class Bucket(Place):
                 self._storage.download(manifest["object"], path, manifest["size"])
                 if _described(path) != (manifest["size"], manifest["crc32"]):
                     raise ValueError("the object is not the one that its manifest describes")
-            except FileNotFoundError as error:
-                raise DamagedError(f"{found}: an object is missing: {error}") from error
             except MirrorkitError:
                 raise
-            except (ValueError, KeyError, TypeError) as error:
+            except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
                 raise DamagedError(f"{found} cannot be read: {type(error).__name__}: {error}") from error
             except Exception as error:  # which kinds there are is the affair of each package
                 raise FileError(f"{found} may be whole, but cannot be read: {type(error).__name__}: {error}") from error
@@ -79,7 +77,7 @@ class Bucket(Place):
         """See `Place`."""
         manifest, name = f"step-{steps:010d}.json", f"step-{steps:010d}-{secrets.token_hex(8)}.npz"
         with tempfile.TemporaryDirectory(prefix="mirrorkit-") as folder:
-            path = checkpoint_file.path_of(Path(folder), steps)
+            path = Path(folder, name)
             checkpoint_file.write(path, values, about)
             size, crc = _described(path)
             self._storage.upload(path, name)

@@ -163,9 +163,6 @@ class Checkpoints(LoopCallback):
     def _writes(self) -> bool:
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
-    def get_state(self) -> None:
-        """Return None: it has no other state."""
-
     def _at(self) -> tuple[int, int, int]:
         position = self.loop.position
         return position.steps, position.epoch, position.batch

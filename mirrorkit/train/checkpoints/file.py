@@ -10,11 +10,9 @@ What has right checksums is believed: whoever may write to the folder decides wh
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import secrets
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,31 +41,15 @@ def path_of(folder: Path, steps: int) -> Path:
     return folder / f"step-{steps:010d}.npz"
 
 
-def write(path: Path, values: Sequence[np.ndarray], about: Json, owner: Place | None = None) -> None:
-    """Write a checkpoint under another name, wait until it is on the disk, then give it its name.
-
-    Where that fails nothing of this checkpoint is left. `about` is what JSON can hold.
-
-    Raises:
-        CheckpointError: the folder does not belong to `owner` any more.
-    """
+def write(path: Path, values: Sequence[np.ndarray], about: Json) -> None:
+    """Write a new file, and wait until it is on the disk. `about` is what JSON can hold."""
     text = json.dumps({"format": _FORMAT, **about}).encode()
     entries = {"about": np.frombuffer(text, np.uint8)}
     entries |= {str(index): value.view(_stored(value.dtype)) for index, value in enumerate(values)}
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8) if owner is None else owner.token}.tmp")
-    try:
-        with open(unfinished, "xb") as file:  # a new file, never one that a link of this name leads to
-            np.savez(file, **entries)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        if owner is not None:
-            owner.require()
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
-    _sync_folder(path.parent)
+    with open(path, "xb") as file:  # never one that a link of this name leads to
+        np.savez(file, **entries)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: Path, wanted: Sequence[Json] | None = None, named: str = "") -> tuple[Json, list[np.ndarray]]:
@@ -131,16 +113,3 @@ def _read_entry(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         if entry.read(1):  # the checksum is compared at the end
             raise ValueError(f"{name} is longer than its header says")
     return array
-
-
-def _sync_folder(folder: Path) -> None:
-    if not hasattr(os, "O_DIRECTORY"):  # Windows
-        return
-    descriptor = os.open(folder, os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
-            raise
-    finally:
-        os.close(descriptor)

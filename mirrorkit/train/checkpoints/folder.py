@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +56,8 @@ class Folder(Place):
             for name in filter(_UNFINISHED.fullmatch, self.names()):
                 with contextlib.suppress(OSError):
                     (self._path / name).unlink()
-            new = self._path / f".owner.{self.token}.tmp"
-            try:
+            with self._put(self._owner) as new:
                 create(new, this_process(token=self.token))
-                os.replace(new, self._owner)
-            finally:
-                new.unlink(missing_ok=True)
             HELD.add(self.token)
         return before
 
@@ -70,7 +67,21 @@ class Folder(Place):
 
     def write(self, steps: int, values: Sequence[np.ndarray], about: Json) -> None:
         """See `Place`."""
-        checkpoint_file.write(checkpoint_file.path_of(self._path, steps), values, about, self)
+        with self._put(checkpoint_file.path_of(self._path, steps)) as new:
+            checkpoint_file.write(new, values, about)
+            self.require()
+        _sync(self._path)
+
+    @contextlib.contextmanager
+    def _put(self, path: Path) -> Iterator[Path]:
+        """Yield where to write a file that has its name afterwards; where that fails, nothing of it is left."""
+        unfinished = path.with_name(f"{path.name}.{self.token}.tmp")
+        try:
+            yield unfinished
+            os.replace(unfinished, path)
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
     def remove(self, name: str) -> None:
         """See `Place`."""
@@ -85,3 +96,16 @@ class Folder(Place):
         with contextlib.suppress(OSError), one_at_a_time(self._path):
             if self.owner().get("token") == self.token:
                 self._owner.unlink()
+
+
+def _sync(folder: Path) -> None:
+    if not hasattr(os, "O_DIRECTORY"):  # Windows
+        return
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)

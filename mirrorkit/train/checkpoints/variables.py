@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from mirrorkit._types import Json, Variable
 from mirrorkit.errors import CheckpointError
+from mirrorkit.printing import few
 from mirrorkit.train.step.sharded_slots import WholeSlot
 from mirrorkit.variables import path
 
@@ -30,8 +30,11 @@ def describe(variables: Sequence[Variable | WholeSlot]) -> list[Json]:
 
 def places_of(saved: Sequence[Json], present: Sequence[Json]) -> list[int]:
     """Return for each variable that is present in both its place among those that were saved."""
-    places = {key: place for place, key in enumerate(_numbered(saved))}
-    return [places[key] for key in _numbered(present) if key in places]
+    by_path: dict[str, list[int]] = {}
+    for place, one in enumerate(saved):
+        by_path.setdefault(_bare(one["path"]), []).append(place)
+    found = (by_path.get(_bare(one["path"])) for one in present)
+    return [places.pop(0) for places in found if places]  # of equal paths in their order
 
 
 def require_same(file: Path | str, saved: Sequence[Json], present: Sequence[Json]) -> None:
@@ -45,10 +48,9 @@ def require_same(file: Path | str, saved: Sequence[Json], present: Sequence[Json
         return
     difference = list(difflib.unified_diff(there, here, n=0, lineterm=""))[2:]  # without the names of two files
     changes = [line for line in difference if not line.startswith("@@")]
-    more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
     raise CheckpointError(
         f"The checkpoint {file} is of another model or optimizer (- there, + here):\n  "
-        + "\n  ".join(changes[:_SHOWN] + more)
+        + few(changes, _SHOWN, "\n  ")
         + "\nNothing was restored. Build model, optimizer and step as they were when it was saved, or use another "
         "folder."
     )
@@ -61,14 +63,3 @@ def _lines(described: Sequence[Json]) -> list[str]:
 def _bare(path: str) -> str:
     """Return a path without Keras's running numbers."""
     return re.sub(r"_\d+", "", path)
-
-
-def _numbered(described: Sequence[Json]) -> dict[tuple[str, int], Json]:
-    """Return the descriptions by path without Keras's running numbers; a count tells equal paths apart."""
-    seen: Counter[str] = Counter()
-    numbered = {}
-    for one in described:
-        bare = _bare(one["path"])
-        numbered[bare, seen[bare]] = one
-        seen[bare] += 1
-    return numbered

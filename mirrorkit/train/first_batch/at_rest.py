@@ -29,10 +29,11 @@ def in_float32(model: KerasModel) -> Iterator[None]:
 def at_rest(model: KerasModel) -> Iterator[None]:
     """Call Keras's layers that are documented to mix rows in training as outside of it."""
     layers = layers_of(model)
-    mixing = [layer for layer in layers if isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(statistics_at_rest([x for x in layers if isinstance(x, keras.layers.BatchNormalization)]))
-        for layer in mixing:
+        for layer in layers:
+            if not isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)):
+                continue
             call, in_rest = layer.call, training_argument(layer, False)
 
             def call_at_rest(*args: Any, call: Any = call, in_rest: Any = in_rest, **options: Any) -> Nest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,8 +22,6 @@ from mirrorkit.variables import copies
 
 _SMALL = 16  # numbers in a variable, at most, that may be a switch
 
-Check = Callable[..., bool]  # of a step, a global batch and the kind of pass; False: of rows that cannot tell
-
 
 def first_batch_check(
     step: Any, what: FirstOf = "train", *, again: bool = False, begins: bool = True
@@ -39,13 +36,12 @@ def first_batch_check(
     is_known = what in step.checked
     if is_known and not again and not step.checked[what].is_due_before_a_pass():
         return None
-    check = _check_of(step, what, again=again or is_known)
-    if check is None:
+    if not _is_checked(step, what):
         return None
 
     def checked(batch: Batch) -> bool:
         with attributes_kept(_of_users(step)):
-            is_done = size_of(batch) != 0 and check(step, batch, what)
+            is_done = size_of(batch) != 0 and compare_parts(step, batch, what, again=again or is_known)
         if is_done and what not in step.checked:
             step.checked[what] = Switches(step, begins=begins)
         return is_done
@@ -53,15 +49,15 @@ def first_batch_check(
     return checked
 
 
-def _check_of(step: Any, what: FirstOf, *, again: bool) -> Check | None:
+def _is_checked(step: Any, what: FirstOf) -> bool:
     if isinstance(step, Custom):
-        return None
+        return False
     is_cut = step.strategy.num_replicas_in_sync * (step.accumulate if what == "train" else 1) > 1
     is_keras = isinstance(step, KerasStep)
     is_left_out = (is_keras or what == "predict") and "rows" in step.options.unchecked
     if what == "predict":
         is_left_out |= is_keras or step.is_synchronized or step.options.runs_keras
-    return functools.partial(compare_parts, again=again) if is_cut and not is_left_out else None
+    return is_cut and not is_left_out
 
 
 class Switches:
@@ -78,12 +74,12 @@ class Switches:
         self._values = before | now
         changed = [one for one, value in now.items() if before.get(one, value) != value]
         self._changes.update(changed)
-        return any(self._changes[one] & (self._changes[one] - 1) == 0 for one in changed)
+        return any(self._changes[one].bit_count() == 1 for one in changed)  # 1, 2, 4, ...
 
     def is_due_before_a_pass(self) -> bool:
         """Return whether one has changed so, or it is the first, second, fourth, ... pass that asks."""
         self._passes += 1
-        return self.is_due() or (self._passes > 0 and self._passes & (self._passes - 1) == 0)
+        return self.is_due() or self._passes.bit_count() == 1
 
     def _read(self) -> dict[int, bytes]:
         small = [one for one in self._step.only_read if np.prod(one.shape) <= _SMALL]

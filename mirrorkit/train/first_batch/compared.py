@@ -69,7 +69,7 @@ def differing(
                 f"{shown(other[worst])} when averaged over shares, {distances[worst]:.2g} of the largest apart.",
             )
     for name, old in (before or {}).items():
-        values = numbers([whole.state[name], parts.state[name], old])
+        values = [in_float64(value) for value in (whole.state[name], parts.state[name], old)]
         if apart(*values) > loose:
             after = f"{shown(values[0])} after all rows, and at {shown(values[1])} after shares"
             yield "state", f"leaves {name!r} at {after}."
@@ -115,14 +115,11 @@ def but_for_rounding(whole: Ran, parts: Ran, nudged: Ran) -> Ran:
     return parts._replace(gradients=[list(map(chosen, *update)) for update in updates])
 
 
-def nudge_of(model: KerasModel) -> float:
-    """Return by which part of itself a weight is changed in its last digits."""
-    return 2.0**-7 if has_sixteen_bits(model) else 2.0**-22
-
-
-def nudged(weight: tf.Tensor, eps: float) -> tf.Tensor:
-    """Change the last digits."""
-    return weight * (1 + eps * tf.random.stateless_normal(weight.shape, [0, 0], dtype=weight.dtype))
+def nudged(model: KerasModel, weights: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the model's weights with other last digits."""
+    eps = 2.0**-7 if has_sixteen_bits(model) else 2.0**-22
+    values = map(tf.convert_to_tensor, weights)
+    return [value * (1 + eps * tf.random.stateless_normal(value.shape, [0, 0], dtype=value.dtype)) for value in values]
 
 
 def _largest(*arrays: np.ndarray) -> float:
@@ -130,14 +127,14 @@ def _largest(*arrays: np.ndarray) -> float:
     return max(float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array))) for array in arrays)
 
 
-def numbers(tensors: Sequence[Any]) -> list[np.ndarray]:
-    """Return them in float64."""
-    return [np.asarray(tf.cast(tensor, tf.float64)) for tensor in tensors]
+def in_float64(value: Any) -> np.ndarray:
+    """Return numbers as an array."""
+    return np.asarray(tf.cast(value, tf.float64))
 
 
 def shown(value: Any) -> str:
     """Return a number, or the norm of several."""
-    (array,) = numbers([value])
+    array = in_float64(value)
     return f"{array.item():.6g}" if array.size == 1 else f"a norm of {np.linalg.norm(array):.6g}"
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mirrorkit._types import KerasModel
 from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall
-from mirrorkit.train.first_batch.compared import apart, rounding_of
+from mirrorkit.train.first_batch.compared import apart, in_float64, rounding_of
 from mirrorkit.train.first_batch.running import Noted, PureRuns
 from mirrorkit.train.step.own_loss import LossModel
 from mirrorkit.train.step.supervised import Supervised
@@ -23,8 +23,9 @@ LAYERS = (
 
 def culprits(runs: PureRuns, *, training: bool) -> dict[str, list[str]]:
     """Say in sentences what differs between all rows and parts of them, by the name that leaves it unchecked."""
+    runs.recording = True
     try:
-        runs.both(recording=True)
+        runs.both()
     except StepError:
         raise
     except Exception:  # whatever a user's layer may raise
@@ -95,4 +96,4 @@ def _added(model: KerasModel, whole: Noted, parts: Sequence[Noted], sizes: Seque
 
 
 def _number(tensor: tf.Tensor) -> float:
-    return float(tf.reduce_sum(tf.cast(tensor, tf.float64)))
+    return float(in_float64(tensor).sum())

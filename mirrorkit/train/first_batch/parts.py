@@ -117,8 +117,10 @@ def _compare(step: Supervised | KerasStep, rows: Nest, batch: Nest, what: FirstO
     differences = _differences(step, runs, batch, what)
     found: dict[str, list[str]] = {}
     if isinstance(runs, ReplicaRuns) or options.runs_keras:
-        title = f"{_name(step, what)} does not mean the same on shares of a batch"
-        found["rows"] = [f"{title}: it {text} {_CURE}" for _, text in differences[:1]]
+        found["rows"] = [
+            f"{_name(step, what)} does not mean the same on shares of a batch: it {text} {_CURE}"
+            for _, text in differences[:1]
+        ]
     else:
         if with_functions and not options.takes_batches:
             found = function_faults(runs, batch, differs=bool(differences))
@@ -182,17 +184,14 @@ def _runs_on(step: Supervised | KerasStep, batch: Nest, what: FirstOf) -> bool:
 
 def _between(step: Supervised | KerasStep, runs: PureRuns | ReplicaRuns, *, nudge: bool) -> list[tuple[str, str]]:
     """Say in sentences how parts of these rows differ from all of them; refuse workers that differ in these."""
-    failure: Exception | None = None
     try:
         whole, parts = runs.both()
     except MirrorkitError:
         raise
-    except Exception as error:  # whatever a user's step may raise, perhaps on this worker alone
-        failure = error
-    failed = of_all_workers(step.strategy, failure is not None)
-    if failure is not None:
-        raise failure
-    if any(failed):
+    except Exception:  # whatever a user's step may raise, perhaps on this worker alone
+        of_all_workers(step.strategy, True)
+        raise
+    if any(of_all_workers(step.strategy, False)):
         return []
     if not step.checked:
         require_same_results(step.strategy, step.model, whole, runs.weights, runs.count)

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from mirrorkit._keras import keras
 from mirrorkit._types import Batch, Nest
-from mirrorkit.strategy import first_replica, local_replica
+from mirrorkit.strategy import local_replica
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.at_rest import at_rest
-from mirrorkit.train.first_batch.compared import Ran, nudge_of, nudged
+from mirrorkit.train.first_batch.compared import Ran, nudged
 from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of
 from mirrorkit.train.keras_model.layer_state import layers_of
 from mirrorkit.train.keras_model.row_draws import RowDraws, Shapes
@@ -52,8 +52,9 @@ class ReplicaRuns:
     def whole(self, *, nudge: bool = False, other_seeds: bool = False) -> Ran:
         """See `PureRuns`."""
         with unchanged(self._step.variables):
-            for weight in self._step.model.trainable_variables if nudge else ():
-                assign(weight, nudged(tf.convert_to_tensor(weight), nudge_of(self._step.model)))
+            weights = self._step.model.trainable_variables if nudge else []
+            for weight, value in zip(weights, nudged(self._step.model, weights), strict=True):
+                assign(weight, value)
             return self._run(everywhere=True)
 
     def _run(self, *, everywhere: bool) -> Ran:
@@ -62,10 +63,10 @@ class ReplicaRuns:
         replicas, total = 1 if everywhere else step.strategy.num_replicas_in_sync, sum(sizes)
         shapes = {tuple(variable.shape) for variable in step.variables}
 
-        def on_replica(batch: Batch) -> tf.Tensor:
+        def on_replica(batch: Batch) -> None:
             local = local_replica(step.strategy)
             if everywhere and local:
-                return tf.constant(0)
+                return
             replica = int(this_replica()[0])
             first, own = (0, total) if everywhere else (sum(sizes[:replica]), sizes[replica])
             rows = tf.nest.map_structure(lambda tensor: tensor[first : first + own], batch)
@@ -74,10 +75,9 @@ class ReplicaRuns:
                 _, scope = step.run(what, rows, share)
             if local == 0:
                 applied[:] = scope.applied
-            return tf.constant(0)
 
         def on_all(batch: Batch) -> Nest:
-            first_replica(step.strategy, step.strategy.run(on_replica, args=(batch,)))
+            step.strategy.run(on_replica, args=(batch,))
             return [list(gradients) for gradients in applied]
 
         applied: list[Any] = []

@@ -7,6 +7,7 @@ documented to mix rows are at rest. So nothing that is known to depend on how a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from mirrorkit.errors import StepError
 from mirrorkit.recording import RecordedCall, recorded
 from mirrorkit.train.ambient import ambient
 from mirrorkit.train.first_batch.at_rest import at_rest
-from mirrorkit.train.first_batch.compared import Ran, is_loss, nudge_of, nudged
+from mirrorkit.train.first_batch.compared import Ran, is_loss, nudged
 from mirrorkit.train.first_batch.sampled_rows import parts_of, size_of, take
 from mirrorkit.train.keras_model.calling import adding_layer, value_scope
 from mirrorkit.train.keras_model.layer_state import is_seed, layers_of
@@ -59,6 +60,7 @@ class PureRuns:
         all_draws_known: whether each draw so far could be made by rows.
         y_pred: the outputs for all rows, which the first pass gave to Keras's losses; None before.
         notes: of each pass of the last run.
+        recording: whether to note the calls of layers, too.
     """
 
     def __init__(self, step: Supervised, rows: Nest, what: FirstOf) -> None:
@@ -73,10 +75,11 @@ class PureRuns:
         self.all_draws_known = True
         self.y_pred: Nest = None
         self.notes: list[Noted] = []
+        self.recording = False
 
-    def both(self, *, recording: bool = False) -> tuple[Ran, Ran]:
+    def both(self) -> tuple[Ran, Ran]:
         """Return what the step comes to on all rows, and on parts of them with the logs that are to be compared."""
-        whole, parts = self._run([[self.count], self.sizes], recording=recording)
+        whole, parts = self._run(self._values, [[self.count], self.sizes])
         # The parts of an accumulated update are batches to a metric, as in Keras.
         with_metrics = self.step.strategy.num_replicas_in_sync > 1 or self.step.options.runs_keras
         unchecked = self.step.options.unchecked
@@ -87,37 +90,27 @@ class PureRuns:
         """Return the same on all rows, perhaps with weights of which the last digits are others."""
         values = self._values
         if nudge:
-            eps = nudge_of(self.step.model)
-            values = values._replace(weights=[nudged(weight, eps) for weight in values.weights])
+            values = values._replace(weights=nudged(self.step.model, values.weights))
         if other_seeds:
             variables = self.step.trained.non_trainable_variables
             state = [v + 1 if is_seed(one) else v for one, v in zip(variables, values.state, strict=True)]
             values = values._replace(state=state)
-        (whole,) = self._run([[self.count]], values)
-        return whole
+        return self._run(values, [[self.count]])[0]
 
-    def _run(
-        self, cuts: Sequence[Sequence[int]], values: Changing | None = None, *, recording: bool = False
-    ) -> list[Ran]:
+    def _run(self, values: Changing, cuts: Sequence[Sequence[int]]) -> list[Ran]:
         """Return what the step comes to where the rows are cut into parts of these sizes, for each cut; all rows first.
 
         With many time steps, one operation after the other would take as long for each as for a whole layer, and of a
         placed model all weights would be copied to one device: these are traced, the first but while `recording`.
         """
         step, is_training = self.step, self._what == "train"
-        values = values or self._values
         drawn: Shapes = []
 
         def function(weights: list[tf.Tensor], state: list[tf.Tensor], rows: Nest) -> Nest:
             scale = [tf.ones_like(value) for value in values.scale]  # the real one may overflow at first
             now = values._replace(weights=weights, state=state, scale=scale)
-            found = []
-            for sizes in cuts:
-
-                def in_parts(of_part: Callable[[Nest], Any], sizes: Sequence[int] = sizes) -> list[Any]:
-                    return self._in_parts(of_part, rows, sizes, drawn, recording=recording)
-
-                found.append((self._outputs if self._what == "predict" else self._sums)(now, in_parts))
+            run = self._outputs if self._what == "predict" else self._sums
+            found = [run(now, functools.partial(self._in_parts, rows, sizes, drawn)) for sizes in cuts]
             return found, self.y_pred, [note.added for note in self.notes]
 
         placed, self.notes = step.on_first, []
@@ -127,7 +120,7 @@ class PureRuns:
             is_long = self._longest > _LONG and any(
                 isinstance(one, keras.layers.RNN) for one in layers_of(step.trained)
             )
-            if placed or (is_long and not recording):
+            if placed or (is_long and not self.recording):
                 function = tf.function(placed(function) if placed else function, autograph=False)
             found, self.y_pred, added = function(list(values.weights), list(values.state), self._rows)
         self.notes = [note._replace(added=of_part) for note, of_part in zip(self.notes, added, strict=True)]
@@ -156,9 +149,7 @@ class PureRuns:
         finally:
             del vars(model)["compute_loss"]
 
-    def _in_parts(
-        self, of_part: Callable[[Nest], Any], rows: Nest, sizes: Sequence[int], drawn: Shapes, *, recording: bool
-    ) -> list[Any]:
+    def _in_parts(self, rows: Nest, sizes: Sequence[int], drawn: Shapes, of_part: Callable[[Nest], Any]) -> list[Any]:
         """Compute one part after the other; again for each call of `all_gather`, with what the calls before return."""
         known: list[Nest] = []
         noted = len(self.notes)
@@ -180,7 +171,7 @@ class PureRuns:
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(contextlib.suppress(_NotKnown))
                     stack.enter_context(ambient.set(gather=gather, draws=draws))
-                    self.notes.append(Noted(stack.enter_context(recorded()) if recording else [], [], []))
+                    self.notes.append(Noted(stack.enter_context(recorded()) if self.recording else [], [], []))
                     found.append(of_part(take(rows, list(range(first, first + own)))))
                     self.all_draws_known &= draws.all_are_known
             if not asked:

@@ -47,7 +47,14 @@ def require_same_results(
     sizes[: len(losses)] = np.maximum(1, known[:, : len(losses), 0].max(0))
     share = SIXTEEN if multiplies_coarsely() else rounding_of(model)
     for index, workers in parted(every, share * sizes):
-        raise ClusterError(_said(list(addresses(strategy)), workers, rows, names[index], every[:, index, 0]))
+        where, found = list(addresses(strategy)), every[:, index, 0]
+        other = next(number for number in range(len(where)) if number not in workers)
+        raise ClusterError(
+            f"The workers do not compute the same: for the same {rows} rows of the batch, {names[index]} is "
+            f"{found[workers[0]]:.7g} on {', '.join(where[number] for number in workers)} and {found[other]:.7g} on "
+            f"{where[other]}. All workers must run the same script with the same packages: look for a layer or a loss "
+            "whose code differs."
+        )
 
 
 def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> Nest | None:
@@ -60,7 +67,7 @@ def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> 
     flat = tf.nest.flatten(batch)
     kinds = [f"{type(one).__name__} {one.dtype.name} of rank {one.shape.rank}" for one in flat]
     require_same(strategy, "first batch", {f"tensor {number}": kind for number, kind in enumerate(kinds)})
-    if not all(isinstance(one, tf.Tensor) and _is_number(one.dtype) for one in flat):  # ragged, sparse, strings
+    if not all(isinstance(one, tf.Tensor) and one.dtype != tf.string for one in flat):  # ragged, sparse
         return None
     own = io.BytesIO()
     np.savez(own, *(np.asarray(tensor[:count]) for tensor in flat))
@@ -68,17 +75,3 @@ def rows_of_chief(strategy: tf.distribute.Strategy, batch: Nest, count: int) -> 
     # NumPy keeps of bfloat16 no more than its size.
     tensors = [tf.constant(array.view(one.dtype.as_numpy_dtype)) for array, one in zip(rows, flat, strict=True)]
     return tf.nest.pack_sequence_as(batch, tensors)
-
-
-def _is_number(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def _said(names: list[str], workers: list[int], rows: int, what: str, values: np.ndarray) -> str:
-    other = next(number for number in range(len(names)) if number not in workers)
-    return (
-        f"The workers do not compute the same: for the same {rows} rows of the batch, {what} is "
-        f"{values[workers[0]]:.7g} on {', '.join(names[number] for number in workers)} and {values[other]:.7g} on "
-        f"{names[other]}. All workers must run the same script with the same packages: look for a layer or a loss "
-        "whose code differs."
-    )

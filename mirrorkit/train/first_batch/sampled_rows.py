@@ -87,7 +87,7 @@ def variants_of(y: Nest, y_pred: Nest, weight: Nest, count: int, *, as_they_are:
         as_they_are: whether to begin with the rows of the batch.
     """
     rng = np.random.default_rng(0)
-    masks = [None if one is None else mask_of(one) for one in tf.nest.flatten(y_pred)]
+    masks = _each(mask_of, tf.nest.flatten(y_pred))
     rows = Rows(*(spread(part, count) for part in (y, y_pred, masks, weight)))
     if as_they_are:
         yield rows

@@ -223,7 +223,7 @@ def _pure_update(
     """
     trained = trainable_variables(optimizer)
     size, last = len(trained), len(trained) + len(optimizer.variables)
-    apart = Joined(trained, [[place] for place in range(size)])
+    apart = Joined(trained)
 
     def update(values: list[tf.Tensor], means: list[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor | None]:
         weights, slots, states = values[:size], values[size:last], values[last:]

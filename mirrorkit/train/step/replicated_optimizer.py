@@ -88,9 +88,9 @@ class ReplicatedOptimizer:
             rows: of a table, by its number: the rows that `gradients` has in place of all.
             rate: as of `functional_apply`.
         """
-        weights, slots = joined.join(old.weights), joined.join_slots(old.slots)
+        weights, slots = joined.join(old.weights), joined.slots.join(old.slots)
         new, new_slots = functional_apply(joined.optimizer, weights, slots, gradients, rate=rate)
-        return joined.split(_changed(weights, new)), joined.split_slots(_changed(slots, new_slots))
+        return joined.split(_changed(weights, new)), joined.slots.split(_changed(slots, new_slots))
 
 
 def _changed(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> Kept:

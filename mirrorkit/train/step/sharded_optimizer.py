@@ -24,6 +24,7 @@ from mirrorkit.optim import (
     build_for,
     decays,
     functional_apply,
+    groups_of,
     slots_of,
     twin_for,
 )
@@ -167,7 +168,7 @@ class ShardedOptimizer(ReplicatedOptimizer):
 
     def joined(self, facts: TraceFacts, stages: Sequence[Hashable] | None) -> Joined:
         """Join as without sharding: the norm of joined gradients has other bits than that of single ones."""
-        return Joined.of(self._optimizer, self._weights, facts.has_gradient)
+        return Joined(self._weights, groups_of(self._optimizer, self._weights, facts.has_gradient))
 
     def new_values(
         self,
@@ -193,10 +194,10 @@ class ShardedOptimizer(ReplicatedOptimizer):
             [group.own(known, replica) for group in self._groups],
             rate=rate,
         )
-        changes = {id(group): group.changes(has, replica) for group in self._groups}
         kept: list[tf.Tensor | None] = []
         for variable, old, new in zip(self._optimizer.variables, slots, new_slots, strict=True):
-            mask = changes[id(self._group_of[id(variable)])] if id(variable) in self._group_of else None
+            group = self._group_of.get(id(variable))
+            mask = group and group.changes(has, replica)
             kept.append(None if new is old else new if mask is None else tf.where(mask, new, old))
         after: dict[int, tf.Tensor] = {}
         for group, piece in zip(self._groups, new_pieces, strict=True):

@@ -8,6 +8,7 @@ second copy of weight and slots is held.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -120,7 +121,7 @@ class TableOptimizer(ReplicatedOptimizer):
     ) -> None:
         by_rows, weight = self._pure_of(table, 1)[0], old.weights[table]
         held = [old.slots[place] for place in by_rows.places]
-        own = [weight, *(slot for slot, has in zip(held, by_rows.is_slot, strict=True) if has)]
+        own = [weight, *itertools.compress(held, by_rows.is_slot)]
 
         def read(ids: tf.Tensor) -> list[tf.Tensor]:
             return [tf.gather(variable, ids) for variable in own]
@@ -170,8 +171,7 @@ class TableOptimizer(ReplicatedOptimizer):
                 new = by_rows(old, given, values, rate[0] if rate else None)
                 if not finite:
                     return new
-                before = [slot for slot, has in zip(given, by_rows.is_slot, strict=True) if has]
-                return only_if(finite[0], new, [old, *before])
+                return only_if(finite[0], new, [old, *itertools.compress(given, by_rows.is_slot)])
 
             self._pure[table, rows] = by_rows, TraceOnce(pure)
         return self._pure[table, rows]

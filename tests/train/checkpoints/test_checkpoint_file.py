@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def place(path: Path) -> Iterator[Folder]:
+    place = Folder(path.parent)
+    place.take()
+    yield place
+    place.release()
+
+
 def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return [(v.dtype, v.shape, v.tobytes()) for v in one] == [(v.dtype, v.shape, v.tobytes()) for v in other]
 
@@ -64,6 +73,7 @@ def test_a_size_in_the_zip_directory_that_is_wrong_too_hides_no_changed_value(pa
     """zipfile compares the checksum of an entry where it ends, as the directory says."""
     value = np.arange(10_000, dtype="int64")
     variables = [{"path": "v", "shape": [10_000], "dtype": "int64"}]
+    path.unlink()
     checkpoint_file.write(path, [value], {**ABOUT, "variables": variables})
     whole = bytearray(path.read_bytes())
     at = whole.rindex(b"0.npy") - 46  # where its part of the directory begins
@@ -101,7 +111,7 @@ def test_a_newer_format_is_not_damage(path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_one_and_nothing_else(
-    function: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, path: Path, place: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = path.read_bytes()
 
@@ -111,12 +121,12 @@ def test_a_failed_write_leaves_the_old_one_and_nothing_else(
     monkeypatch.setattr(os, function, full)
     for steps in (12, 13):
         with pytest.raises(OSError, match="No space"):
-            checkpoint_file.write(checkpoint_file.path_of(path.parent, steps), VALUES, ABOUT)
-    assert names(path.parent) == saved_at(12)
+            place.write(steps, VALUES, ABOUT)
+    assert names(path.parent) == [".owner", *saved_at(12)]
     assert path.read_bytes() == whole
 
 
-def test_it_is_on_the_disk_before_it_has_its_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_on_the_disk_before_it_has_its_name(path: Path, place: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
     fsync, replace = os.fsync, os.replace
 
@@ -132,7 +142,7 @@ def test_it_is_on_the_disk_before_it_has_its_name(path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "fsync", logged_fsync)
     monkeypatch.setattr(os, "replace", logged_replace)
     new = checkpoint_file.path_of(path.parent, 13)
-    checkpoint_file.write(new, VALUES, ABOUT)
+    place.write(13, VALUES, ABOUT)
     unfinished = events[0][1]
     assert unfinished.startswith(f"{new.name}.")
     assert events == [

@@ -15,6 +15,7 @@ import mirrorkit as mk
 from mirrorkit._keras import keras
 from mirrorkit.errors import ArgumentError, CheckpointError
 from mirrorkit.train.checkpoints import file as checkpoint_file
+from mirrorkit.train.checkpoints.place import steps_of
 from mirrorkit.train.checkpoints.variables import require_same
 
 
@@ -40,7 +41,7 @@ def test_training_does_not_wait_for_the_disk_but_the_next_save_does(
     def slow(path: Path, *args: Any) -> None:
         assert go_on.wait(20), "training waited for the disk"
         write(path, *args)
-        events.append(f"written {path.name[-5]}")
+        events.append(f"written {steps_of(path.name)}")
 
     monkeypatch.setattr(checkpoint_file, "write", slow)
 
