@@ -61,6 +61,12 @@ def plain() -> Any:
     return model
 
 
+def of_one() -> Any:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def of_classes() -> Any:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -124,6 +130,10 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
             shuffle=False,
         ),
     ),
+    "one dimension, and shares of one row": (
+        of_one,
+        lambda fit: fit(X[:50, 0], Y[:50, 0], batch_size=16, shuffle=False),
+    ),
     "dicts": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, epochs=2, shuffle=False, validation_data=(PAIR, TWO))),
     "weights of each output": (
         of_two,
@@ -131,7 +141,14 @@ USES: dict[str, tuple[Callable[[], Any], Call]] = {
     ),
     "weights of both": (of_two, lambda fit: fit(PAIR, TWO, batch_size=35, shuffle=False, sample_weight=WEIGHT)),
 }
-FAST = ("arrays", "split", "steps alone", "steps of arrays", "steps from a later epoch on")
+FAST = (
+    "arrays",
+    "split",
+    "steps alone",
+    "steps of arrays",
+    "steps from a later epoch on",
+    "one dimension, and shares of one row",
+)
 
 
 def twins(net: Callable[[], Any], strategy: tf.distribute.Strategy) -> tuple[Any, Any]:
@@ -325,6 +342,32 @@ def test_the_batches_of_a_pydataset_are_shuffled_anew_in_each_epoch() -> None:
     assert firsts(1) != first
     assert firsts(0, start=2) == first[2:]
     assert source.ended == 4  # once before the first pass, as in Keras, and once for each
+
+
+class Endless(Batches):
+    """It does not say how many batches there are."""
+
+    num_batches = None
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return super().__getitem__(number % 5)
+
+
+def test_a_pydataset_without_a_length(strategy_of: Any) -> None:
+    model, ours = twins(plain, strategy_of("one_device", 1))
+    options = {"epochs": 2, "steps_per_epoch": 3, "shuffle": False, "verbose": 0}
+    theirs = model.fit(Endless(), **options).history
+    assert_same_logs(mk.fit(ours, Endless(), **options).history, theirs, rtol=2e-5)
+
+
+def test_a_pydataset_keeps_its_length_during_a_fit(strategy_of: Any) -> None:
+    class Longer(Batches):
+        def __len__(self) -> int:
+            return 2 + self.ended
+
+    _, ours = twins(plain, strategy_of("one_device", 1))
+    with pytest.raises(DataError, match="Longer had 3 batches when the fit began, and has 4 in epoch 1"):
+        mk.fit(ours, Longer(), epochs=3, verbose=0)
 
 
 class Grows(Batches):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +17,8 @@ from mirrorkit.arguments import whole_number
 from mirrorkit.data import Batches, Recipe, Split, order_of
 from mirrorkit.errors import DataError, StepError
 from mirrorkit.strategy import num_workers, of_all_workers
+
+_log = logging.getLogger("mirrorkit")
 
 Data: TypeAlias = Recipe | tf.data.Dataset  # what a loop reads
 
@@ -56,7 +60,7 @@ def keras_data(
     if isinstance(x, keras.utils.PyDataset):
         if x.num_batches is not None:
             return PyBatches(x, shuffle, seed)
-        x = (x[number] for number in itertools.count())
+        x = map(x.__getitem__, itertools.count())
     if not isinstance(x, Iterator):
         return x
     if num_workers(strategy) > 1:
@@ -72,19 +76,25 @@ def keras_data(
 
 
 class PyBatches(Recipe):
-    """The batches of a `keras.utils.PyDataset` of known length; shuffled, their order depends on (seed, epoch)."""
+    """The batches of a `keras.utils.PyDataset` of known length; shuffled, their order depends on (seed, epoch).
+
+    Attributes:
+        first_epoch: that of the fit. One that goes on later tells the source of the epochs since then.
+    """
 
     global_batch_size = num_examples = None  # type: ignore[assignment]  # of any size
+    first_epoch = 0
 
     def __init__(self, source: Any, shuffle: bool, seed: int) -> None:
         self._source, self._shuffle, self._seed = source, shuffle, seed
         self.element_spec = _spec_of([_standard(source[number]) for number in range(min(2, source.num_batches))])
         source.on_epoch_end()  # as Keras calls it before the first epoch
+        self._steps, self._ended = int(source.num_batches), 0  # batches of an epoch; epochs of the fit that have ended
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches."""
-        return int(self._source.num_batches)
+        return self._steps
 
     @property
     def order_in_words(self) -> str:
@@ -95,19 +105,51 @@ class PyBatches(Recipe):
         self, epoch: int = 0, start: int = 0, *, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
         """The batches `start`, `start + 1`, ... of `epoch`."""
+        return self.joined(range(epoch, epoch + 1), start).prefetch(tf.data.AUTOTUNE)
+
+    def joined(
+        self, epochs: range, start: int = 0, input_context: tf.distribute.InputContext | None = None
+    ) -> tf.data.Dataset:
+        """See `Recipe`. Nothing is read ahead: the source may change where an epoch ends, of which a part is left."""
+        parts = map(self._batches_of, epochs, itertools.chain([start], itertools.repeat(0)))
+        return functools.reduce(tf.data.Dataset.concatenate, parts)
+
+    def _batches_of(self, epoch: int, start: int) -> tf.data.Dataset:
         numbers = order_of(self.steps_per_epoch, shuffle=self._shuffle, key=[self._seed, epoch])[start:]
 
         def read() -> Iterator[Batch]:
+            self._tell_of_epochs(epoch - self.first_epoch)
+            if self._source.num_batches != self._steps:
+                raise DataError(
+                    f"{type(self._source).__name__} had {self._steps} batches when the fit began, and has "
+                    f"{self._source.num_batches} in epoch {epoch} (counted from 0). Let it keep its length during a "
+                    "fit, and call fit again for another."
+                )
             self._source.on_epoch_begin()
             for count, number in enumerate(numbers, 1):
                 batch = _standard(self._source[int(number)])
                 if count == len(numbers):
                     # before the last one is given away, after which the next epoch may begin to read
                     self._source.on_epoch_end()
+                    self._ended = epoch - self.first_epoch + 1
                 yield batch
 
         made = tf.data.Dataset.from_generator(read, output_signature=self.element_spec)
-        return made.apply(tf.data.experimental.assert_cardinality(len(numbers))).prefetch(tf.data.AUTOTUNE)
+        return made.apply(tf.data.experimental.assert_cardinality(len(numbers)))
+
+    def _tell_of_epochs(self, epochs: int) -> None:
+        """Tell the source of so many epochs of the fit, which it was not told of in a run that goes on."""
+        if self._ended < epochs and type(self._source).on_epoch_end is not keras.utils.PyDataset.on_epoch_end:
+            _log.warning(
+                "%s.on_epoch_end is called now for each epoch before this run went on (%d). What it draws from NumPy's "
+                "global generator need not be what it was then; give the dataset a generator of its own.",
+                type(self._source).__name__,
+                epochs - self._ended,
+            )
+        for _ in range(self._ended, epochs):
+            self._source.on_epoch_begin()
+            self._source.on_epoch_end()
+        self._ended = max(self._ended, epochs)
 
 
 class CarriedOn(Recipe):
@@ -142,10 +184,13 @@ class CarriedOn(Recipe):
         """The batches `start`, `start + 1`, ... of `epoch`."""
         # `done` and `left` count batches: since the fit began, and to the end of this epoch. They are `whole` epochs of
         # the recipe and `skipped` batches of the next one; that one, and as many as follow, give what is left.
+        if isinstance(self._recipe, PyBatches):
+            self._recipe.first_epoch = self.first_epoch
         done, left = (epoch - self.first_epoch) * self._steps + start, self._steps - start
         whole, skipped = divmod(done, self._recipe.steps_per_epoch)
         end = max(whole + 1, -(-(done + left) // self._recipe.steps_per_epoch))
-        return self._recipe.joined(range(self.first_epoch + whole, self.first_epoch + end), skipped).take(left)
+        found = self._recipe.joined(range(self.first_epoch + whole, self.first_epoch + end), skipped)
+        return found.take(left).prefetch(tf.data.AUTOTUNE)
 
 
 def data_of_fit(

@@ -19,7 +19,7 @@ from mirrorkit.train.checkpoints import Restored, restore_newest
 from mirrorkit.train.checkpoints.position import Position
 from mirrorkit.train.first_batch.check import first_batch_check
 from mirrorkit.train.input.input import Input
-from mirrorkit.train.input.keras_data import CarriedOn, Data, data_of_fit, keras_data, takes_order
+from mirrorkit.train.input.keras_data import CarriedOn, Data, PyBatches, data_of_fit, keras_data, takes_order
 from mirrorkit.train.keras_model.building import is_built
 from mirrorkit.train.loop.callbacks import (
     begin_states,
@@ -249,7 +249,7 @@ class Loop:
                 finite = FiniteWatch(self.strategy, step, position, hooks.callbacks)
                 states = begin_states(self, model, hooks, callbacks, self._restored)
                 training.first_epoch, self._restored = position.first_epoch, None
-                if isinstance(data, CarriedOn):
+                if isinstance(data, CarriedOn | PyBatches):
                     data.first_epoch = position.first_epoch
                 self.running = Fit(
                     self.strategy, passes, position, training, validation, hooks, states, finite, report, each_step

@@ -45,7 +45,8 @@ def check_batched(model: KerasModel, x: Nest) -> None:
                 "numbers in the dataset, with keras.layers.TextVectorization or StringLookup in its map, say."
             )
         example, found = tuple(given.shape[1:]), tf.TensorShape(spec.shape)
-        if example and None not in example and found.rank is not None and tuple(found) == example:
+        # Of one-dimensional data Keras makes [N, 1], and a share may have one row.
+        if example not in ((), (1,)) and None not in example and found.rank is not None and tuple(found) == example:
             raise StepError(
                 f"The data yields single examples of shape {example}; a step takes global batches. Batch the dataset: "
                 "dataset.batch(256)."
