@@ -49,6 +49,9 @@ def tell_non_finite(callbacks: Sequence[Any], error: NonFiniteLossError) -> None
 
 
 def call_periods(callbacks: list[Any]) -> list[int]:
-    """Return the numbers of training steps after which callbacks that know the loop need a call to end: `every`."""
-    wanted = [getattr(callback, "every", None) for callback in callbacks if hasattr(callback, "set_loop")]
+    """Return the numbers of training steps after which callbacks need a call to end.
+
+    They are `every` of those that know the loop, and Keras's `save_freq` of others.
+    """
+    wanted = [getattr(one, "every" if hasattr(one, "set_loop") else "save_freq", None) for one in callbacks]
     return [period for period in wanted if isinstance(period, int)]

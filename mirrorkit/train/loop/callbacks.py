@@ -87,6 +87,7 @@ def callback_list(
             "again, on the restored weights. Use mk.train.Checkpoints(folder), which also goes on within an epoch."
         )
     require_writable(given)
+    periods = call_periods(given)  # those of the chief alone, too
     if not is_chief(loop.strategy):
         given, verbose = [callback for callback in given if not _is_chiefs(callback)], 0
     if history and not any(isinstance(c, keras.callbacks.History) for c in given):
@@ -99,6 +100,7 @@ def callback_list(
             "the list of callbacks that know the loop (not those with chief_only = True)": (
                 ", ".join(filter(None, map(_collective, given))) or "none"
             ),
+            "steps after which callbacks act (every, save_freq)": periods,
             "epochs": params.get("epochs"),
             "class_weight": params.get("class_weight"),
             "validation (its frequency, batch size, batches, steps within an epoch)": params.get("validation"),
@@ -111,7 +113,9 @@ def callback_list(
     for callback in given:
         if hasattr(callback, "set_loop"):
             callback.set_loop(loop)
-    return keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+    hooks = keras.callbacks.CallbackList(given, model=model, verbose=verbose, **params)
+    hooks.call_periods = periods
+    return hooks
 
 
 def require_writable(callbacks: Sequence[Any]) -> None:
@@ -157,8 +161,9 @@ def keras_calls_guarded(strategy: tf.distribute.Strategy, model: Any) -> Iterato
 
     def make_train_function(force: bool = False) -> None:
         raise StepError(
-            "A callback called make_train_function, so that Keras traces again. The step is traced once, and would not "
-            "see what has changed: keep it in a keras.Variable, or compile the model again between two fits."
+            "A callback called make_train_function, as train_on_batch does, so that Keras traces again. The step is "
+            "traced once, and would not see what has changed: keep it in a keras.Variable, or compile the model again, "
+            "or call train_on_batch, between two fits."
         )
 
     methods: dict[str, Any] = {name: functools.partial(together, name, getattr(model, name)) for name in names}
@@ -196,22 +201,27 @@ def verbosity(verbose: int | str) -> int:
 
 
 def acting_on_batches(callbacks: Any) -> list[str]:
-    """Return the class names of the callbacks that have a training batch hook of the user's own.
+    """Return the class names of the callbacks that have a hook of the user's own for training batches, or count them.
 
     Such a hook may set a learning rate for the next batch, so it is to come at every step, as in Keras's `fit`. It is
     the user's where a class that is neither Keras's nor mirrorkit's defines it, or where it was set on the instance, as
     LambdaCallback does.
     """
-    given = _flat(callbacks)
-    return [type(callback).__name__ for callback in given if any(_is_users(callback, hook) for hook in _BATCH_HOOKS)]
+    return [type(callback).__name__ for callback in filter(_acts_on_batches, _flat(callbacks))]
+
+
+def _acts_on_batches(callback: Any) -> bool:
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+        return True  # it counts the calls of its hook, to write after so many batches
+    return any(_is_users(callback, hook) for hook in _BATCH_HOOKS)
 
 
 def some_act_on_batches(strategy: tf.distribute.Strategy, callbacks: Any, *, tell: bool) -> bool:
     """Return whether a callback of any worker does; with `tell` its own worker logs what comes of it."""
     names = acting_on_batches(callbacks)
     if names and tell:
-        has = "has a batch hook" if len(names) == 1 else "have batch hooks"
-        _log.warning("%s %s of your own%s", ", ".join(names), has, _OF_HOOKS[is_parameter_server(strategy)])
+        has = "has a hook" if len(names) == 1 else "have hooks"
+        _log.warning("%s %s for each batch%s", ", ".join(names), has, _OF_HOOKS[is_parameter_server(strategy)])
     return bool(max(of_all_workers(strategy, bool(names))))
 
 

@@ -11,7 +11,7 @@ from mirrorkit._keras import keras
 from mirrorkit._types import KerasCallback
 from mirrorkit.errors import NonFiniteLossError
 from mirrorkit.strategy import num_workers
-from mirrorkit.train.callback import call_periods, tell_non_finite
+from mirrorkit.train.callback import tell_non_finite
 from mirrorkit.train.calls.errors import require_examples
 from mirrorkit.train.checkpoints.callback_states import CallbackStates
 from mirrorkit.train.checkpoints.position import Position
@@ -134,7 +134,7 @@ class Fit:
         steps = self.passes.length.next(self.data.left(position.batch))
         if step.model.stop_training and num_workers(self.strategy) == 1:
             steps = min(steps, step.accumulate)  # since the epoch began: Keras ends it after its first update
-        ends = [(position.steps, period) for period in ([1] if self.each_step else call_periods(self.hooks.callbacks))]
+        ends = [(position.steps, period) for period in ([1] if self.each_step else self.hooks.call_periods)]
         if self.validation.every:
             ends.append((position.batch, self.validation.every))
         for done, period in ends:

@@ -121,7 +121,7 @@ def test_passive_callbacks_keep_long_calls(
     auto: Any, recipe: Any, tmp_path: Any, caplog: Any, monkeypatch: Any
 ) -> None:
     callbacks = [
-        keras.callbacks.TensorBoard(tmp_path, update_freq=1, write_graph=False),
+        keras.callbacks.TensorBoard(tmp_path, write_graph=False),
         keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_freq=4, save_weights_only=True),
         keras.callbacks.TerminateOnNaN(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
@@ -138,6 +138,22 @@ def test_passive_callbacks_keep_long_calls(
         loop.fit(recipe, callbacks=callbacks, verbose=1)
     assert counted == [4, 1]  # as `every=4` wants it
     assert not [record for record in caplog.records if "batch" in record.getMessage()]
+
+
+def test_keras_saves_and_writes_after_as_many_batches_as_asked(
+    auto: Any, recipe: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    """Calls end where ModelCheckpoint saves, counted over the epochs; TensorBoard counts its hooks by itself."""
+    loop = auto()
+    loop.warm_up(recipe)
+    counted = count_calls(loop, monkeypatch)
+    path = tmp_path / "{epoch}-{batch}.weights.h5"
+    saver = keras.callbacks.ModelCheckpoint(path, save_freq=2, save_weights_only=True)
+    loop.fit(recipe, epochs=2, callbacks=[saver], verbose=0)
+    assert counted == [2, 2, 1, 1, 2, 2]
+    found = sorted(path.name.partition(".")[0] for path in tmp_path.iterdir())
+    assert found == ["1-2", "1-4", "2-1", "2-3", "2-5"]
+    assert acting_on_batches([keras.callbacks.TensorBoard(tmp_path, update_freq=2)]) == ["TensorBoard"]
 
 
 @pytest.mark.parametrize("hook", ["on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"])

@@ -30,7 +30,7 @@ def test_a_fit_loses_no_update_and_tells_keras_callbacks(two_workers):
     assert [batch for batch in found["batches"] if batch == STEPS - 1] == [STEPS - 1] * EPOCHS
     assert 3 <= len(found["batches"]) < 3 * STEPS, "batch hooks come once per call"
     (message,) = [text for text in found["told"] if "hook" in text]
-    assert "Log has a batch hook of your own: under parameter servers it comes once per call" in message
+    assert "Log has a hook for each batch: under parameter servers it comes once per call" in message
 
 
 def test_evaluation_is_exact_for_every_kind_of_data(two_workers):
