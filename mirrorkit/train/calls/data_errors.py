@@ -66,8 +66,8 @@ def explain(error: tf.errors.OpError, place: Callable[[bool], str]) -> DataError
         return DataError(f"{text} ({where[:1].upper()}{where[1:]}, counted from 0.)" if where else text)
     if _OTHER_SHARES in message:
         return DataError(
-            "Keras's own evaluate, in a callback, cannot divide its first batch equally among the replicas. Give fit "
-            "validation_data, or model.evaluate a batch_size and as many examples that the number of replicas divides."
+            "Keras's own evaluate, in a callback, cannot divide its first batch equally among the replicas. Call "
+            "mk.evaluate(self.model, ...) there, or give fit validation_data."
         )
     if found := _TEXT.search(message):
         return DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from mirrorkit.train.checkpoints.shared import require_shared
 from mirrorkit.train.checkpoints.variables import describe
 from mirrorkit.train.checkpoints.writer import Writer
 from mirrorkit.train.step.sharded_slots import are_collective, whole_values
+from mirrorkit.variables import copies, path
 
 _log = logging.getLogger("mirrorkit")
 
@@ -82,6 +84,7 @@ class Checkpoints(LoopCallback):
         self._is_bad = False  # whether the loss is NaN or infinite, and with it the weights
         self._began = self._saved = (0, 0, 0)  # place (see `_at`) where this training began, and of the last save
         self._has_stopped = False
+        self._read: dict[int, bytes] = {}  # the last value of each variable that is in no checkpoint
 
     def set_loop(self, loop: Any) -> None:
         """Take the loop; refuse another one during training."""
@@ -180,12 +183,24 @@ class Checkpoints(LoopCallback):
             if self._writes or are_collective(variables):
                 values = whole_values(variables)  # of sharded slots other workers have a part
             if self._writes:
+                self._tell_of_unsaved()
                 position = self.loop.position
                 position.stopping = bool(self.model.stop_training) and not again  # at the end it has stopped
                 states, arrays = self.loop.running.states.saved()
                 about = {"variables": describe(variables), "position": position.as_json(), **states}
                 self._writer.start(position.steps, [*values, *arrays], about)
             self._saved = self._at()
+
+    def _tell_of_unsaved(self) -> None:
+        """Warn of a variable of a callback that the step reads: no checkpoint holds it."""
+        known = {id(copy) for variable in self.loop.step.variables for copy in (variable, *copies(variable))}
+        for one in self.loop.running.passes.step.only_read:
+            if id(one) in known:
+                continue
+            value = copies(one)[0].numpy().tobytes()
+            if self._read.get(id(one), value) != value:
+                _warn_of_unsaved(path(one))
+            self._read[id(one)] = value
 
     def on_stop_signal(self, number: int) -> None:
         """Save and leave; a validation starts again after that."""
@@ -205,3 +220,13 @@ class Checkpoints(LoopCallback):
         again = " (Ctrl-C again interrupts at once)" if number == signal.SIGINT else ""
         os.write(2, f"\n{signal.Signals(number).name}: saving a checkpoint after this call{again}\n".encode())
         self.stop_signal = number
+
+
+@functools.cache  # once
+def _warn_of_unsaved(name: str) -> None:
+    _log.warning(
+        "The training reads the variable %s, which changes and is in no checkpoint: a run that goes on begins with the "
+        "value that the script gives it. Make it an attribute of the model (model.name = variable), or let a callback "
+        "set it from the epoch in on_epoch_begin.",
+        name,
+    )

@@ -44,8 +44,8 @@ _CURE = (
     "On several replicas each runs it on its share of the rows, and the gradients, single numbers given to a metric, "
     "and states are averaged, weighed by rows; so they must be means over rows (tf.reduce_mean, a keras Loss), not "
     "sums, norms or comparisons of rows with each other; and rows must draw from a SeedGenerator or without a seed, "
-    "not from one that all replicas have. For a loss over the whole batch use "
-    "Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
+    "not from one that all replicas have. The state of a metric must be a sum over rows (assign_add), which result() "
+    "may divide. For a loss over the whole batch use Step.from_loss(model, optimizer, loss_fn, whole_batch=True)."
 )
 _STATE = (
     "Replicas' values are combined as a mean over the examples, integers as a number of calls. Keep a mean over the "

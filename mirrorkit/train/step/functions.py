@@ -139,9 +139,10 @@ class Functions:
     @property
     def only_read(self) -> list[Variable]:
         """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
-        kept, traced = [self.state.variables[place] for place in self.kept], self._traced["train"]
-        read = traced.variables if isinstance(traced, TraceOnce) else []
-        return [*(variable for variable in kept if not is_seed(variable)), *read]
+        found = [variable for variable in map(self.state.variables.__getitem__, self.kept) if not is_seed(variable)]
+        for traced in (self._traced["train"], self._new_values):
+            found += traced.variables if isinstance(traced, TraceOnce) else []
+        return found
 
     @property
     def kept(self) -> list[int]:

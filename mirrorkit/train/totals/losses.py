@@ -113,7 +113,8 @@ def _fault(call: LossCall) -> str | None:
     if found.rank and found[0] not in (None, rows):
         return (
             f"returned shape {list(found)} for {rows} rows of targets {shown(y)} and outputs {shown(y_pred)}; a step "
-            "takes the mean over the examples. Return one value for each, shape [rows], or several, [rows, ...]."
+            "takes the mean over the examples. Return one value for each, shape [rows], or several, [rows, ...]: with "
+            "Keras's Dice and Tversky by axis=, all but the first."
         )
     # TensorFlow stretches [N] and [N, 1] to [N, N], unless the targets have the shape that meets the outputs by rows.
     fitting = None

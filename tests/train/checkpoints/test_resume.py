@@ -101,6 +101,59 @@ def test_epochs_that_go_on_from_one_to_the_next(kind: str, line: Any, numbers: A
     assert line.step.model.history.epoch == [0, 1, 2, 3]
 
 
+class Shuffled(Batches):
+    """It shuffles itself at the end of each epoch, by a generator of its own."""
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        super().__init__(*arrays)
+        self.rng = np.random.default_rng(0)
+
+    def on_epoch_end(self) -> None:
+        order = self.rng.permutation(len(self.arrays[0]))
+        self.arrays = tuple(array[order] for array in self.arrays)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_dataset_that_shuffles_itself_is_told_of_the_epochs_before(
+    steps: int | None, line: Any, numbers: Any, tmp_path: Path, caplog: Any
+) -> None:
+    options = {"steps_per_epoch": steps, "shuffle": False, "epochs": 4}
+    start = values_of(line)
+    line.fit(Shuffled(*numbers), verbose=0, **options)
+    expected = bits(line)
+    set_values(line, start)
+    break_off(line, Shuffled(*numbers), mk.train.Checkpoints(tmp_path, every=1), at=11, **options)
+    line.fit(Shuffled(*numbers), callbacks=[mk.train.Checkpoints(tmp_path)], verbose=0, **options)
+    assert bits(line) == expected
+    assert "Shuffled.on_epoch_end is called now for each epoch before this run went on (2)" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["loss", "rate", "model"])
+def test_a_variable_that_no_checkpoint_holds_is_named(
+    where: str, strategy_of: Any, make_loop: Any, recipe: Any, tmp_path: Path, caplog: Any
+) -> None:
+    """A callback changes it, and training reads it; one that is the model's is saved."""
+    with strategy_of("one_device", 1).scope():
+        factor = keras.Variable(1.0, trainable=False, name=f"factor_in_{where}")
+    changes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: factor.assign(factor + 0.5))
+
+    def net() -> Any:
+        model = line_net()
+        if where == "model":
+            model.factor = factor
+        return model
+
+    def loss(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return keras.ops.mean((y - y_pred) ** 2, -1) * (1.0 if where == "rate" else factor)
+
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(lambda: 0.01 * factor if where == "rate" else 0.01)
+
+    loop = make_loop(("one_device", 1), net, optimizer, loss=loss)
+    loop.fit(recipe, epochs=4, callbacks=[changes, mk.train.Checkpoints(tmp_path)], verbose=0)
+    assert caplog.text.count(f"reads the variable factor_in_{where}") == (where != "model")
+
+
 def test_accumulation_is_never_cut(make_loop: Any, recipe: Any, tmp_path: Path) -> None:
     """Five batches are two updates of two and one of one; a save that falls into an update waits for its end.
 
