@@ -98,6 +98,9 @@ class NanWatch(LoopCallback):
             )
         raise NonFiniteLossError(f"{what} {cause}", step=step, epoch=error.epoch, batch=batch, variable=error.variable)
 
+    def get_state(self) -> None:
+        """Return None: the copies are not saved."""
+
     def _diagnose(self, copy: Snapshot, error: NonFiniteLossError) -> tuple[int | None, str]:
         """Train again from the copy to the first bad update, or to the last one that begins with the error's batch.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mirrorkit._keras import keras
+from mirrorkit.arguments import is_whole
 from mirrorkit.errors import NonFiniteLossError
 
 Loop: TypeAlias = Any  # mirrorkit.train.Loop, which is built upon this
@@ -21,9 +22,6 @@ class LoopCallback(keras.callbacks.Callback):  # type: ignore[name-defined, misc
     def set_loop(self, loop: Loop) -> None:
         """Take the loop; it calls this before the training begins."""
         self.loop = loop
-
-    def get_state(self) -> Any:
-        """Return what a checkpoint is to hold of it, for `set_state`; None for nothing."""
 
     def on_stop_signal(self, number: int) -> None:
         """Save, and leave the training: a worker of this training has received a signal to stop.
@@ -51,7 +49,8 @@ def tell_non_finite(callbacks: Sequence[Any], error: NonFiniteLossError) -> None
 def call_periods(callbacks: list[Any]) -> list[int]:
     """Return the numbers of training steps after which callbacks need a call to end.
 
-    They are `every` of those that know the loop, and Keras's `save_freq` of others.
+    They are `every` of those that know the loop, and `save_freq` of Keras's ModelCheckpoint.
     """
-    wanted = [getattr(one, "every" if hasattr(one, "set_loop") else "save_freq", None) for one in callbacks]
-    return [period for period in wanted if isinstance(period, int)]
+    wanted: list[Any] = [getattr(one, "every", None) for one in callbacks if hasattr(one, "set_loop")]
+    wanted += [one.save_freq for one in callbacks if isinstance(one, keras.callbacks.ModelCheckpoint)]
+    return [period for period in wanted if is_whole(period)]

@@ -158,9 +158,10 @@ def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | 
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
-    for held in tf.train.TrackableView(model).descendants():
-        if isinstance(held, tf.saved_model.experimental.TrackableResource):  # such as a table with a vocabulary
-            archive.track(held)
+    held = {id(one): one for layer in layers_of(model) for one in tf.train.TrackableView(layer).descendants()}
+    for one in held.values():
+        if isinstance(one, tf.saved_model.experimental.TrackableResource):  # such as a table with a vocabulary
+            archive.track(one)
     archive.add_variable_collection("trainable_variables", trainable)
     archive.add_variable_collection("non_trainable_variables", other)
     archive.add_variable_collection("variables", [*trainable, *other])

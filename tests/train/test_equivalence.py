@@ -89,7 +89,8 @@ def test_periods_are_asked_of_callbacks_that_know_the_loop() -> None:
     without_every = _OfTheUser(1)
     del without_every.every
     callbacks = [mk.checks.InSync(every=5), LoopCallback(), _OfTheUser(2), _OfTheUser("often")]
-    assert call_periods([*callbacks, without_set_loop, without_every]) == [5, 2]
+    savers = [keras.callbacks.ModelCheckpoint("a.keras", save_freq=freq) for freq in (3, 0, -1, "epoch")]
+    assert call_periods([*callbacks, *savers, without_set_loop, without_every]) == [5, 2, 3]
 
 
 def test_a_loop_callback_wants_nothing_by_itself() -> None:

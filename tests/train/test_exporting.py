@@ -328,6 +328,27 @@ def test_a_saved_model_holds_the_tables_of_layers(tmp_path: Path) -> None:
     assert served.serve(tf.constant([[2.0, 3.0]])).numpy().tolist() == [[20.0, -1.0]]
 
 
+class WordsInAList(keras.Model):
+    """A layer with a table in a list of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [L.StringLookup(vocabulary=["a", "b"]), L.Embedding(4, 2)]
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def test_a_saved_model_holds_the_tables_of_layers_in_a_list(tmp_path: Path) -> None:
+    model, words = WordsInAList(), tf.constant([["a", "b", "other"]])
+    expected = model(words)
+    mk.train.export(model, tmp_path / "m", input_signature=tf.TensorSpec([None, 3], tf.string))
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    np.testing.assert_array_equal(served.serve(words), expected)
+
+
 def test_what_cannot_be_exported(trained: Any, line: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.keras"
     model = trained.step.model

@@ -10,6 +10,8 @@ import signal
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from mirrorkit import stop_signals
 from mirrorkit.arguments import checks_arguments, whole_number
 from mirrorkit.errors import ArgumentError, CheckpointError, NonFiniteLossError
@@ -166,6 +168,9 @@ class Checkpoints(LoopCallback):
     def _writes(self) -> bool:
         return bool(self.loop.strategy.extended.should_checkpoint)  # the chief of a cluster; all of its workers restore
 
+    def get_state(self) -> None:
+        """Return None: it has no other state."""
+
     def _at(self) -> tuple[int, int, int]:
         position = self.loop.position
         return position.steps, position.epoch, position.batch
@@ -197,7 +202,7 @@ class Checkpoints(LoopCallback):
         for one in self.loop.running.passes.step.only_read:
             if id(one) in known:
                 continue
-            value = copies(one)[0].numpy().tobytes()
+            value = np.asarray(copies(one)[0]).tobytes()
             if self._read.get(id(one), value) != value:
                 _warn_of_unsaved(path(one))
             self._read[id(one)] = value
@@ -226,7 +231,7 @@ class Checkpoints(LoopCallback):
 def _warn_of_unsaved(name: str) -> None:
     _log.warning(
         "The training reads the variable %s, which changes and is in no checkpoint: a run that goes on begins with the "
-        "value that the script gives it. Make it an attribute of the model (model.name = variable), or let a callback "
-        "set it from the epoch in on_epoch_begin.",
+        "value that the script gives it. Make it an attribute of the model (model.name = variable). Nothing is lost "
+        "where a callback sets it anew as each epoch begins.",
         name,
     )

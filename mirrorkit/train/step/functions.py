@@ -139,7 +139,10 @@ class Functions:
     @property
     def only_read(self) -> list[Variable]:
         """Variables that training reads and no update writes: of the layer state, and what losses and metrics read."""
-        found = [variable for variable in map(self.state.variables.__getitem__, self.kept) if not is_seed(variable)]
+        # Before a training was traced, that may be any of the state.
+        places = self.kept if "train" in self.facts_of else range(len(self.state.variables))
+        state = [self.state.variables[place] for place in places]
+        found = [variable for variable in state if not is_seed(variable)]
         for traced in (self._traced["train"], self._new_values):
             found += traced.variables if isinstance(traced, TraceOnce) else []
         return found

@@ -121,6 +121,17 @@ def test_of_keras_callbacks_their_state_is_saved_and_nothing_else(caplog: Any) -
     assert not caplog.records
 
 
+def test_of_a_callback_that_knows_the_loop_too(caplog: Any) -> None:
+    class Stops(mk.train.LoopCallback, C.EarlyStopping):  # type: ignore[name-defined, misc]
+        pass
+
+    stops = Stops("loss")
+    stops.on_train_begin()
+    stops.wait = 2
+    ((_, kind, state),) = _read(_states(stops))
+    assert (kind, state["wait"]) == ("attributes", 2)
+
+
 def test_a_best_value_that_is_a_tensor_ends_no_training(caplog: Any) -> None:
     """Another callback may have put it into the logs; the callback that remembers it starts afresh."""
     one = C.EarlyStopping()
