@@ -94,8 +94,9 @@ def _count(
     """Count the operations of a function that is called on `device`, and of those that it calls, a loop's body once."""
     for node in nodes:
         here = _short(node.device) or device
-        values = node.attr.values()  # such as both branches of a condition
-        called = [function.name for value in values for function in (value.func, *value.list.func) if function.name]
+        called = []
+        for value in node.attr.values():  # such as both branches of a condition
+            called += [function.name for function in (value.func, *value.list.func) if function.name]
         for name in called:
             _count(functions[name], here, f"{caller} {name}", functions, found)
         if not called and node.op not in WITHOUT_COMPUTATION and (what := _pass_of(node.name, caller)):

@@ -40,7 +40,9 @@ class Table(Reader):
 
     def __init__(self, files: Sequence[str], footers: Sequence[Any], columns: Sequence[Column]) -> None:
         self.files, self.footers, self.columns = files, footers, columns
-        self.groups = [(file, group) for file, footer in enumerate(footers) for group in range(footer.num_row_groups)]
+        self.groups: list[tuple[int, int]] = []
+        for file, footer in enumerate(footers):
+            self.groups += [(file, group) for group in range(footer.num_row_groups)]
         self.blocks = tuple(footers[file].row_group(group).num_rows for file, group in self.groups)
         self.row_bytes = _row_bytes(footers, [column.name for column in columns])
         self.most = max(1, _OPEN // max(1, self.row_bytes * max(self.blocks, default=0)))

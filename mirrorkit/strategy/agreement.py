@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +54,8 @@ def of_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
 def _difference(strategy: tf.distribute.Strategy, where: str, values: list[dict[str, Any]]) -> str:
     """Say what differs, the first few of it, with each worker's value."""
     differing = []
-    for key in dict.fromkeys(key for of_worker in values for key in of_worker):
+    keys = itertools.chain.from_iterable(values)
+    for key in dict.fromkeys(keys):
         shown = [_shown(of_worker, key) for of_worker in values]
         if len(set(shown)) > 1:
             differing.append(f"{key} is {by_worker(strategy, shown)}")

@@ -158,7 +158,9 @@ def _write_saved_model(model: KerasModel, folder: Path, input_signature: Spec | 
         return model.stateless_call(trainable, other, x, **training_argument(model, False))[0]
 
     archive = keras.export.ExportArchive()
-    held = {id(one): one for layer in layers_of(model) for one in tf.train.TrackableView(layer).descendants()}
+    held: dict[int, Any] = {}  # of a model too, but TensorFlow finds nothing in its lists
+    for layer in layers_of(model):
+        held |= {id(one): one for one in tf.train.TrackableView(layer).descendants()}
     for one in held.values():
         if isinstance(one, tf.saved_model.experimental.TrackableResource):  # such as a table with a vocabulary
             archive.track(one)

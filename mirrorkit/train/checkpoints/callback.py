@@ -198,7 +198,9 @@ class Checkpoints(LoopCallback):
 
     def _tell_of_unsaved(self) -> None:
         """Warn of a variable of a callback that the step reads: no checkpoint holds it."""
-        known = {id(copy) for variable in self.loop.step.variables for copy in (variable, *copies(variable))}
+        known: set[int] = set()
+        for variable in self.loop.step.variables:
+            known |= {id(variable), *map(id, copies(variable))}
         for one in self.loop.running.passes.step.only_read:
             if id(one) in known:
                 continue
@@ -232,6 +234,6 @@ def _warn_of_unsaved(name: str) -> None:
     _log.warning(
         "The training reads the variable %s, which changes and is in no checkpoint: a run that goes on begins with the "
         "value that the script gives it. Make it an attribute of the model (model.name = variable). Nothing is lost "
-        "where a callback sets it anew as each epoch begins.",
+        "where a callback sets it again at the beginning of each epoch.",
         name,
     )
